@@ -1,0 +1,43 @@
+"""OrigDrop: ordered dropout of filters in the original space.
+
+Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients",
+ICLR 2021; Horváth et al., "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered
+Dropout", NeurIPS 2021; named OrigDrop in the PriSM paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from prism_bench.algorithm import Algorithm, Client, ServerModel
+from prism_bench.axes import Selection, State, first
+from prism_bench.capacity import kept
+from prism_bench.config import Settings
+from prism_bench.models.network import Network
+
+
+class OrigDrop(Algorithm):
+    """The first ceil(ρN) filters of every layer, and the inputs that match (≈ HeteroFL, FjORD)."""
+
+    class Params(Settings):
+        scaling: bool = Field(True, description="scale activations by 1/ρ, as HeteroFL does in training")
+
+    # What no client trains would only add noise: the server is limited by the largest capacity.
+    deploys = "trained"
+
+    params: Params
+
+    def __init__(self, params: Params, network: Network, dense: State, keeps: Sequence[float], seed: int) -> None:
+        network.set_rescale(params.scaling)
+        super().__init__(params, network, dense, keeps, seed)
+
+    def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
+        return [[self._first(client.keep)] for client in cohort]
+
+    def _first(self, keep: float) -> Selection:
+        return {axis.name: first(kept(keep, axis.size), self.device) for axis in self.layout.of_kind("feature")}
+
+    def trained_part(self) -> ServerModel:
+        return self.part(self._first(max(self.keeps)))

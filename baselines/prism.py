@@ -1,0 +1,109 @@
+"""PriSM: principal probabilistic sub-models.
+
+Niu, Prakash, Kundu, Lee, Avestimehr, "Federated Learning of Large Models at the Edge via Principal Sub-Model
+Training", TMLR 2023. The paper's Algorithm 1, and where its steps are:
+
+* decompose W into principal kernels σ·u·vᵀ, and refresh after each round - `OrthogonalAlgorithm`
+* sub-model: sample r kernels a layer with p ∝ σ^κ (eq. 2) - `sample`, `PriSM._kernels`
+* memory saving: compute only a subset of the output channels - `PriSM._channels`
+* local training with λ/2‖UV‖² in place of weight decay (eq. 6) - `OrthogonalSpace.add_decay`
+* aggregation: each kernel's mean over the clients that had it, û unchanged (eq. 5) - `submodel.Merge`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeFloat
+
+from prism_bench.algorithm import Client, OrthogonalAlgorithm, OrthogonalParams, ServerModel, dense_forward
+from prism_bench.axes import Axis, Selection, State, first
+from prism_bench.capacity import kept
+from prism_bench.models.network import Network
+from prism_bench.submodel import gather
+
+
+class PriSM(OrthogonalAlgorithm):
+    """Principal kernels sampled by importance, p ∝ σ^κ, and a subset of the output channels."""
+
+    class Params(OrthogonalParams):
+        sampling: Literal["power", "softmax", "uniform"] = Field(
+            "power", description="kernel probability: σ^κ, softmax of σ, or equal"
+        )
+        kappa: NonNegativeFloat | None = Field(
+            None, description="smooth factor κ; by default the paper's: 4 at keep ratios up to 0.2, else 2.5"
+        )
+        channels: Literal["prefix", "kernels", "rolling", "random", "all"] = Field(
+            "prefix", description="output channels kept: the first (paper), the sampled kernels' indices, "
+            "a window that moves with the rounds, random ones, or all (no memory saving)",
+        )
+        scaling: bool = Field(False, description="scale activations by full/present input channels")
+
+    params: Params
+
+    def __init__(self, params: Params, network: Network, dense: State, keeps: Sequence[float], seed: int) -> None:
+        network.set_rescale(params.scaling)
+        super().__init__(params, network, dense, keeps, seed)
+
+    def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
+        sigmas = {path: self.space.sigma(self.state, path).double().cpu().numpy() for path in self.space.paths}
+        return [[self._sub_model(round, client, sigmas)] for client in cohort]
+
+    def _sub_model(self, round: int, client: Client, sigmas: dict[str, np.ndarray]) -> Selection:
+        rng = self.random(round, client.number)
+        kernels = {path: self._kernels(client.keep, sigma, rng) for path, sigma in sigmas.items()}
+        chosen = {self.space.rank(path).name: indices for path, indices in kernels.items()}
+        if self.params.channels != "all":
+            for axis in self.layout.of_kind("feature"):
+                chosen[axis.name] = self._channels(axis, round, client.keep, kernels, rng)
+        return {name: torch.from_numpy(indices).to(self.device) for name, indices in chosen.items()}
+
+    def _kernels(self, keep: float, sigma: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The indices I_c of one layer's sampled kernels."""
+        if self.params.sampling == "power":
+            kappa = self.params.kappa if self.params.kappa is not None else (4.0 if keep <= 0.2 else 2.5)
+            scores = kappa * np.log(np.maximum(sigma, np.finfo(float).tiny))
+        else:
+            scores = sigma if self.params.sampling == "softmax" else np.zeros_like(sigma)
+        return sample(scores, kept(keep, len(sigma)), rng)
+
+    def _channels(
+        self, axis: Axis, round: int, keep: float, kernels: dict[str, np.ndarray], rng: np.random.Generator
+    ) -> np.ndarray:
+        """The output channels kept along a feature axis; whatever reads the axis next takes the same ones."""
+        count = kept(keep, axis.size)
+        if self.params.channels == "rolling":
+            return np.sort((round + np.arange(count)) % axis.size)
+        if self.params.channels == "random":
+            return np.sort(rng.permutation(axis.size)[:count])
+        if self.params.channels == "kernels":
+            # An axis that several layers write (a residual stage) follows the first of them that is factorised;
+            # one that no factorised layer writes, and what a rank below the width leaves open, falls to the prefix.
+            writers = [path for path in self.space.paths if self.space.layer(path).outputs.axis == axis]
+            chosen = kernels[writers[0]][:count] if writers else np.arange(0)
+            rest = np.setdiff1d(np.arange(axis.size), chosen)[: count - len(chosen)]
+            return np.sort(np.concatenate([chosen, rest]))
+        return np.arange(count)
+
+    def trained_part(self) -> ServerModel | None:
+        if self.params.channels != "prefix":
+            return None
+        keep = max(self.keeps)
+        layout = self.network.layout()
+        prefix = {axis.name: first(kept(keep, axis.size), self.device) for axis in layout.of_kind("feature")}
+        dense = gather(self.space.leave(self.state), layout, prefix)
+        return ServerModel(partial(dense_forward, self.network), dense)
+
+
+def sample(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw ``count`` distinct indices one after another with p ∝ exp(score), sorted.
+
+    The largest of score + Gumbel noise have exactly that distribution, and logarithms don't underflow: it works when
+    all but a few probabilities are zero in floating point.
+    """
+    keys = scores + rng.gumbel(size=len(scores))
+    return np.sort(np.argsort(-keys, kind="stable")[:count])

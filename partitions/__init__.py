@@ -1,0 +1,1 @@
+"""The partitioners, one file each: pure functions of labels or writers and a generator."""

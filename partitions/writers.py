@@ -1,0 +1,40 @@
+"""Natural skew: each client is a few of the people who wrote the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import PositiveInt
+
+from prism_bench.errors import BadInput
+from prism_bench.partition import Partition, Partitioner
+
+
+def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Generator) -> Partition:
+    """Give each client all samples of ``each`` writers, drawn at random; writers left over are left out.
+
+    >>> partition = by_writer(["ann", "bob", "ann", "eve", "bob"], clients=1, each=2, rng=np.random.default_rng(0))
+    >>> len({["ann", "bob", "ann", "eve", "bob"][sample] for sample in partition[0]})
+    2
+    """
+    names, numbers = np.unique(np.asarray(writers), return_inverse=True)
+    if clients * each > len(names):
+        raise BadInput(
+            f"partition.clients: {clients} clients × {each} writers need {clients * each} writers, "
+            f"but the training data has {len(names)}; at most {len(names) // each} clients are possible."
+        )
+    owner = np.full(len(names), -1)
+    owner[rng.permutation(len(names))[: clients * each]] = np.repeat(np.arange(clients), each)
+    return Partition.from_owners(owner[numbers], clients)
+
+
+class Writers(Partitioner):
+    """All samples of k writers a client, for data that knows its writers."""
+
+    each: PositiveInt = 10
+
+    def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition:
+        if writers is None:
+            raise BadInput("partition.name: 'writers' needs data that names its writers; try 'iid' or 'dirichlet'.")
+        return by_writer(writers, self.clients, self.each, rng)

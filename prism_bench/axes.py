@@ -1,0 +1,122 @@
+"""Feature axes: what lets a selection be said in one line.
+
+A model says once which tensor dimensions are the same axis of features: the output channels of a convolution, the
+input channels of the next, the normalisation between them, all that a residual addition ties together. A
+factorised layer adds a rank axis. A *selection* is then ``{axis name: indices}``; the entries of every
+tensor that belong to it follow from the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+"""Named tensors: a model's parameters, whole or cut."""
+
+Selection = Mapping[str, Tensor]
+"""Indices (int64) to keep per axis name; an axis that is not named is kept whole."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A named axis. ``fixed`` ones (input channels, classes) are never cut."""
+
+    name: str
+    size: int
+    kind: Literal["feature", "rank", "atom", "fixed"] = "feature"
+
+
+@dataclass(frozen=True)
+class Dim:
+    """How one tensor dimension is laid out along an axis.
+
+    ``repeat`` stacks whole copies of the axis (an LSTM's four gates); ``expand`` gives each index several
+    neighbouring entries (channel × positions, where a feature map is flattened).
+
+    >>> Dim(Axis("hidden", 3), repeat=2).entries(torch.tensor([0, 2])).tolist()
+    [0, 2, 3, 5]
+    >>> Dim(Axis("channels", 3), expand=2).entries(torch.tensor([0, 2])).tolist()
+    [0, 1, 4, 5]
+    """
+
+    axis: Axis
+    repeat: int = 1
+    expand: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.repeat * self.axis.size * self.expand
+
+    def entries(self, indices: Tensor) -> Tensor:
+        """The positions in this dimension that hold the given indices of the axis."""
+        if self.repeat > 1:
+            copies = torch.arange(self.repeat, device=indices.device) * self.axis.size
+            indices = (copies[:, None] + indices).flatten()
+        if self.expand > 1:
+            inner = torch.arange(self.expand, device=indices.device)
+            indices = (indices[:, None] * self.expand + inner).flatten()
+        return indices
+
+
+Dims = tuple["Dim | None", ...]
+"""One entry a tensor dimension; None where no axis runs along it (kernel height and width)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of a named set of tensors."""
+
+    dims: Mapping[str, Dims]
+
+    @cached_property
+    def axes(self) -> dict[str, Axis]:
+        """Every axis by name, in the order of first appearance."""
+        found: dict[str, Axis] = {}
+        for dims in self.dims.values():
+            for dim in dims:
+                if dim is not None and found.setdefault(dim.axis.name, dim.axis) != dim.axis:
+                    raise ValueError(f"two different axes are called '{dim.axis.name}'")
+        return found
+
+    def of_kind(self, kind: str) -> list[Axis]:
+        return [axis for axis in self.axes.values() if axis.kind == kind]
+
+    def index(self, name: str, selection: Selection) -> tuple[Tensor, ...]:
+        """What to index the tensor with: the entries of a selection, ready to broadcast (empty: all of it)."""
+        dims = self.dims[name]
+        cut = [position for position, dim in enumerate(dims) if dim is not None and dim.axis.name in selection]
+        if not cut:
+            return ()
+        depth = cut[-1] + 1
+        index = []
+        for position, dim in enumerate(dims[:depth]):
+            if dim is None:
+                raise ValueError(f"'{name}': an axis must not follow a dimension without one")
+            chosen = selection.get(dim.axis.name)
+            if chosen is None:
+                device = selection[next(iter(selection))].device
+                chosen = torch.arange(dim.axis.size, device=device)
+            shape = [1] * depth
+            shape[position] = -1
+            index.append(dim.entries(chosen).view(shape))
+        return tuple(index)
+
+    def shape(self, name: str, full: torch.Size, selection: Selection) -> tuple[int, ...]:
+        """The shape that a selection leaves of a tensor."""
+        return tuple(
+            size
+            if dim is None or dim.axis.name not in selection
+            else dim.repeat * dim.expand * len(selection[dim.axis.name])
+            for size, dim in zip(full, self.dims[name], strict=True)
+        )
+
+
+def first(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """The indices of the first ``count`` features: a prefix."""
+    return torch.arange(count, device=device)

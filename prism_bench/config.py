@@ -1,0 +1,74 @@
+"""Validated settings: what a run is, and errors that say which key of which file is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+
+from prism_bench.errors import BadInput, nearest
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, and a key that does not exist is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def validate(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
+    """Settings of the given kind, or a BadInput that names each wrong key and what would be right."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise BadInput("\n".join(_explain(problem, kind, where) for problem in error.errors())) from None
+
+
+def _explain(problem: Any, kind: type[BaseModel], where: str) -> str:
+    keys = [str(part) for part in problem["loc"]]
+    key = ".".join([part for part in (where, *keys) if part]) or "settings"
+    if problem["type"] == "extra_forbidden":
+        owner: type[BaseModel] = kind
+        for part in keys[:-1]:
+            field = owner.model_fields.get(part)
+            nested = field.annotation if field else None
+            owner = nested if isinstance(nested, type) and issubclass(nested, BaseModel) else owner
+        return f"{key}: there is no such setting. {nearest(keys[-1], owner.model_fields)}"
+    if problem["type"] == "missing":
+        return f"{key}: is missing."
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {message} (got {problem['input']!r})."
+
+
+class Training(Settings):
+    """Local training and the rounds around it."""
+
+    rounds: PositiveInt = 100
+    active: PositiveInt = Field(20, description="clients drawn each round")
+    epochs: int = Field(2, ge=0, description="local epochs at each participation")
+    batch: PositiveInt = 32
+    lr: PositiveFloat = 0.1
+    schedule: Literal["cosine", "constant"] = "cosine"
+    momentum: float = Field(0.9, ge=0, lt=1)
+    decay: NonNegativeFloat = Field(2e-4, description="weight decay, and λ of the factors' regulariser")
+    clip: PositiveFloat | None = Field(None, description="largest norm of a client's gradient")
+    augment: bool = Field(True, description="flip and crop, where the data set asks for it")
+
+
+class Evaluation(Settings):
+    """When and how the server's model is tested."""
+
+    every: PositiveInt = Field(1, description="rounds between evaluations; the last round always is one")
+    batch: PositiveInt = Field(500, description="also what BatchNorm's batch statistics are taken over")
+
+
+class Execution(Settings):
+    """How a run is carried out: changes nothing beyond floating point, so it is no part of a run's identity."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    at_once: PositiveInt | Literal["auto"] = Field(
+        "auto", description="clients that train in one pass; 1: one after another"
+    )

@@ -1,0 +1,81 @@
+"""What a client pays, measured on the sub-model that it runs.
+
+The sub-model is run on the meta device: no memory, no arithmetic, but every operation and every tensor that
+is kept for the backward pass is there to be counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from prism_bench.algorithm import Algorithm, Client, Forward, dense_forward
+from prism_bench.axes import State
+from prism_bench.models.network import Network
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one client in one round; MACs are for the forward pass of one sample."""
+
+    parameters: float
+    macs: float
+    activation_bytes: float
+    transfer_bytes: float
+
+
+def measure(forward: Forward, shapes: dict[str, tuple[int, ...]], sample: tuple[int, ...], batch: int) -> Costs:
+    """Costs of one (sub-)model whose tensors have the given shapes, trained with the given batch."""
+    params: State = {name: torch.empty(shape, device="meta", requires_grad=True) for name, shape in shapes.items()}
+    x = torch.empty(batch, *sample, device="meta")
+    weights = {tensor.untyped_storage()._cdata for tensor in params.values()}
+    saved: dict[int, tuple[int, Tensor]] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            # Held on to, or a later storage could get the same address.
+            saved[storage._cdata] = (storage.nbytes(), tensor)
+        return tensor
+
+    with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        F.cross_entropy(forward(params, x), torch.empty(batch, dtype=torch.int64, device="meta"))
+    parameters = sum(tensor.numel() for tensor in params.values())
+    transfer = 2 * sum(tensor.numel() * tensor.element_size() for tensor in params.values())
+    return Costs(parameters, counter.get_total_flops() / 2 / batch, sum(size for size, _ in saved.values()), transfer)
+
+
+def of_full_model(network: Network, sample: tuple[int, ...], batch: int) -> Costs:
+    """Costs of training the whole network with plain weights."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.named_parameters()}
+    return measure(lambda params, x: dense_forward(network, params, x), shapes, sample, batch)
+
+
+def of_client(algorithm: Algorithm, keep: float, sample: tuple[int, ...], batch: int) -> Costs:
+    """Costs of a client with the given keep ratio. Several sub-models are trained one after another: their
+    activations don't add up, all else does."""
+    [selections] = algorithm.select(0, [Client(0, keep)])
+    each = []
+    for selection in selections:
+        shapes = {n: algorithm.layout.shape(n, t.shape, selection) for n, t in algorithm.state.items()}
+        each.append(measure(algorithm.forward, shapes, sample, batch))
+    return Costs(
+        parameters=sum(costs.parameters for costs in each),
+        macs=sum(costs.macs for costs in each),
+        activation_bytes=max(costs.activation_bytes for costs in each),
+        transfer_bytes=sum(costs.transfer_bytes for costs in each),
+    )
+
+
+def average(costs: Sequence[Costs], shares: Sequence[float]) -> Costs:
+    """The mean over a mix of capacities."""
+    mean = {
+        field.name: sum(share * getattr(one, field.name) for one, share in zip(costs, shares, strict=True))
+        for field in fields(Costs)
+    }
+    return Costs(**mean)

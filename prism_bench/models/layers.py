@@ -1,0 +1,144 @@
+"""Layers that are only their forward: shapes come from the tensors they are called with.
+
+A network is built once on the meta device; `torch.func.functional_call` with small tensors *is* the sub-model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prism_bench.axes import Axis, Dim, Dims, State
+
+
+class Layer(nn.Module):
+    """A module with parameters of its own; says which axes run along each and how it is initialised."""
+
+    def dims(self) -> dict[str, Dims]:
+        """Parameter name → one Dim (or None) a dimension."""
+        raise NotImplementedError
+
+    def initial(self, rng: np.random.Generator) -> State:
+        """Fresh values for the layer's parameters."""
+        raise NotImplementedError
+
+    def declare(self, **shapes: tuple[int, ...]) -> None:
+        """Register parameters that carry a shape and no memory."""
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device="meta")))
+
+
+class Weighted(Layer):
+    """A layer that is linear in one weight, held whole or, once `factorise` was called, as two factors: V then U.
+
+    ``rescale`` multiplies by full/present input features, so that a sum over a fifth of the inputs keeps the
+    size it has over all of them (HeteroFL's activation scaling; 1 for the full model).
+    """
+
+    weight: Tensor
+    u: Tensor
+    v: Tensor
+    bias: Tensor | None
+
+    def __init__(self, inputs: Dim, outputs: Dim, kernel: tuple[int, ...], bias: bool) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.kernel = inputs, outputs, kernel
+        self.rank: Dim | None = None
+        self.rescale = False
+        self.declare(weight=(outputs.size, inputs.size, *kernel))
+        if bias:
+            self.declare(bias=(outputs.size,))
+        else:
+            self.bias = None
+
+    def factorise(self, name: str) -> None:
+        """Hold U (out × rank) and V (rank × in × kernel) in place of the weight, along a new rank axis."""
+        rank = min(self.outputs.size, self.inputs.size * math.prod(self.kernel))
+        self.rank = Dim(Axis(name, rank, "rank"))
+        del self.weight
+        self.declare(u=(self.outputs.size, rank), v=(rank, self.inputs.size, *self.kernel))
+
+    def dims(self) -> dict[str, Dims]:
+        spatial = (None,) * len(self.kernel)
+        held: dict[str, Dims]
+        if self.rank is None:
+            held = {"weight": (self.outputs, self.inputs, *spatial)}
+        else:
+            held = {"u": (self.outputs, self.rank), "v": (self.rank, self.inputs, *spatial)}
+        return held if self.bias is None else held | {"bias": (self.outputs,)}
+
+    def initial(self, rng: np.random.Generator) -> State:
+        bound = 1 / math.sqrt(self.inputs.size * math.prod(self.kernel))
+        return {
+            name: torch.from_numpy(rng.uniform(-bound, bound, tuple(tensor.shape)).astype(np.float32))
+            for name, tensor in self.named_parameters()
+        }
+
+    def scaled(self, weight: Tensor) -> Tensor:
+        present = weight.shape[1]
+        return weight * (self.inputs.size / present) if self.rescale and present < self.inputs.size else weight
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The layer's linear map with the given weight (out, in, *kernel)."""
+        raise NotImplementedError
+
+    def mix(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A linear map of the features at each position: weight (out, in), no kernel."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rank is None:
+            return self.product(x, self.scaled(self.weight), self.bias)
+        return self.mix(self.product(x, self.scaled(self.v)), self.u, self.bias)
+
+
+class Conv2d(Weighted):
+    """Convolution; padding keeps the size at stride 1."""
+
+    def __init__(self, inputs: Axis, outputs: Axis, kernel: int, stride: int = 1, bias: bool = False) -> None:
+        super().__init__(Dim(inputs), Dim(outputs), (kernel, kernel), bias)
+        self.stride = stride
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.conv2d(x, weight, bias, stride=self.stride, padding=self.kernel[0] // 2)
+
+    def mix(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.conv2d(x, weight[:, :, None, None], bias)
+
+
+class Linear(Weighted):
+    """Linear map of the last dimension; ``positions`` where its input is a flattened feature map."""
+
+    def __init__(self, inputs: Axis, outputs: Axis, positions: int = 1, bias: bool = True) -> None:
+        super().__init__(Dim(inputs, expand=positions), Dim(outputs), (), bias)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    mix = product
+
+
+class BatchNorm2d(Layer):
+    """BatchNorm without running statistics: the batch's own, in training and in evaluation."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, features: Axis) -> None:
+        super().__init__()
+        self.features = Dim(features)
+        self.declare(weight=(features.size,), bias=(features.size,))
+
+    def dims(self) -> dict[str, Dims]:
+        return {"weight": (self.features,), "bias": (self.features,)}
+
+    def initial(self, rng: np.random.Generator) -> State:
+        size = self.features.size
+        return {"weight": torch.ones(size), "bias": torch.zeros(size)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, self.weight, self.bias, training=True)

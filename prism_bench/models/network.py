@@ -1,0 +1,50 @@
+"""A network with its axes, and the settings that build one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+from torch import nn
+
+from prism_bench.axes import Layout, State
+from prism_bench.config import Settings
+from prism_bench.models.layers import Layer, Weighted
+
+
+class Network(nn.Module):
+    """A model with its axes. Lives on the meta device; the values are in a `State` beside it."""
+
+    paper_layers: tuple[str, ...] = ()
+    """The layers that the paper (or its published code, where the paper is silent) factorises."""
+
+    def layers(self) -> dict[str, Layer]:
+        return {path: module for path, module in self.named_modules() if isinstance(module, Layer)}
+
+    def weighted_layers(self) -> dict[str, Weighted]:
+        return {path: layer for path, layer in self.layers().items() if isinstance(layer, Weighted)}
+
+    def layout(self) -> Layout:
+        return Layout(
+            {f"{path}.{name}": dims for path, layer in self.layers().items() for name, dims in layer.dims().items()}
+        )
+
+    def initial(self, rng: np.random.Generator) -> State:
+        """Fresh values for every parameter, on the CPU."""
+        return {
+            f"{path}.{name}": value
+            for path, layer in self.layers().items()
+            for name, value in layer.initial(rng).items()
+        }
+
+    def set_rescale(self, rescale: bool) -> None:
+        """Switch activation scaling on or off in every weighted layer."""
+        for layer in self.weighted_layers().values():
+            layer.rescale = rescale
+
+
+class Model(Settings):
+    """A model plugin: validated settings that build a `Network` for a data set's sample shape and classes."""
+
+    @abstractmethod
+    def build(self, shape: tuple[int, ...], classes: int) -> Network: ...

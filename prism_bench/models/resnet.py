@@ -1,0 +1,65 @@
+"""ResNet-18 for 32×32 images: 3×3 stem, no first pooling, BatchNorm without running statistics."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from prism_bench.axes import Axis
+from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear
+from prism_bench.models.network import Model, Network
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions and a shortcut. ``outputs`` is the axis that the whole stage's additions tie together."""
+
+    def __init__(self, inputs: Axis, inner: Axis, outputs: Axis, stride: int) -> None:
+        super().__init__()
+        self.conv1 = Conv2d(inputs, inner, 3, stride)
+        self.norm1 = BatchNorm2d(inner)
+        self.conv2 = Conv2d(inner, outputs, 3)
+        self.norm2 = BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs:
+            self.shortcut = nn.Sequential(Conv2d(inputs, outputs, 1, stride), BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(Network):
+    """Stages of residual blocks; each stage halves the map and doubles the width."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int, blocks: tuple[int, ...]) -> None:
+        super().__init__()
+        features = Axis("stage1", width)
+        self.stem = Conv2d(Axis("input", shape[0], "fixed"), features, 3)
+        self.norm = BatchNorm2d(features)
+        self.blocks = nn.ModuleList()
+        for stage, count in enumerate(blocks, start=1):
+            outputs = Axis(f"stage{stage}", width * 2 ** (stage - 1))
+            for number in range(count):
+                inner = Axis(f"stage{stage}.{number}", outputs.size)
+                stride = 2 if stage > 1 and number == 0 else 1
+                self.blocks.append(Block(features, inner, outputs, stride))
+                features = outputs
+        self.classifier = Linear(features, Axis("classes", classes, "fixed"))
+        self.paper_layers = tuple(f"blocks.{n}.conv{c}" for n in range(len(self.blocks)) for c in (1, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        for block in self.blocks:
+            x = block(x)
+        return self.classifier(x.mean((2, 3)))
+
+
+class ResNet18(Model):
+    """ResNet-18 for CIFAR: 3×3 stem, 4 stages of 2 blocks, BatchNorm on batch statistics."""
+
+    width: PositiveInt = 64
+    blocks: tuple[PositiveInt, ...] = (2, 2, 2, 2)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> ResNet:
+        return ResNet(shape, classes, self.width, self.blocks)

@@ -1,0 +1,116 @@
+"""The orthogonal space: layers as principal kernels σ·u·vᵀ, with √σ folded into both factors."""
+
+from __future__ import annotations
+
+import copy
+from fnmatch import fnmatch
+
+import torch
+from torch import Tensor
+
+from prism_bench.axes import Axis, State
+from prism_bench.errors import BadInput, nearest
+from prism_bench.models.layers import Weighted
+from prism_bench.models.network import Network
+
+
+def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Thin SVD (u, σ, vᵀ) with σ falling, through the eigenvectors of the smaller Gram matrix in float64.
+
+    Much faster than a full SVD where one side is long. σ is read off as the length of uᵀW rather than as the root of
+    an eigenvalue, and u·uᵀW is the matrix again whatever the error in u, as u is a whole orthonormal basis.
+    """
+    if matrix.shape[0] > matrix.shape[1]:
+        v, sigma, ut = svd(matrix.T)
+        return ut.T, sigma, v.T
+    # Apple's GPU has no float64: the decomposition is the server's work, and there it runs on the CPU.
+    work = matrix.to("cpu" if matrix.device.type == "mps" else matrix.device).double()
+    u = torch.linalg.eigh(work @ work.T).eigenvectors
+    projected = u.T @ work
+    sigma = torch.linalg.vector_norm(projected, dim=1)
+    order = torch.argsort(sigma, descending=True, stable=True)
+    sigma = sigma[order]
+    vt = projected[order] / sigma.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    return u[:, order].to(matrix), sigma.to(matrix), vt.to(matrix)
+
+
+class OrthogonalSpace:
+    """A network with some layers factorised, and the way there and back.
+
+    ``factorise`` is "paper" (the layers that the paper factorises), "all", or patterns of layer names.
+    """
+
+    def __init__(self, network: Network, factorise: str | tuple[str, ...] = "paper") -> None:
+        self.paths = _choose(network, factorise)
+        self.module = copy.deepcopy(network)
+        for path in self.paths:
+            self.layer(path).factorise(f"{path}.rank")
+        self.layout = self.module.layout()
+        self.factors = {f"{path}.{part}" for path in self.paths for part in "uv"}
+
+    def layer(self, path: str) -> Weighted:
+        layer = self.module.get_submodule(path)
+        assert isinstance(layer, Weighted)
+        return layer
+
+    def rank(self, path: str) -> Axis:
+        """The rank axis of a factorised layer."""
+        return self.layout.axes[f"{path}.rank"]
+
+    def enter(self, dense: State) -> State:
+        """Decompose: every factorised layer's weight becomes u' = √σ·u and v' = √σ·v, σ falling."""
+        state: State = {}
+        for name in self.layout.dims:
+            path, _, part = name.rpartition(".")
+            if name not in self.factors:
+                state[name] = dense[name]
+            elif part == "u":
+                weight = dense[f"{path}.weight"]
+                u, sigma, vt = svd(weight.flatten(1))
+                root = sigma.sqrt()
+                state[f"{path}.u"] = u * root
+                state[f"{path}.v"] = (root[:, None] * vt).view(-1, *weight.shape[1:])
+        return state
+
+    def leave(self, state: State) -> State:
+        """Rebuild: the dense weights that the factors stand for."""
+        dense: State = {}
+        for name, tensor in state.items():
+            path, _, part = name.rpartition(".")
+            if name not in self.factors:
+                dense[name] = tensor
+            elif part == "u":
+                v = state[f"{path}.v"]
+                dense[f"{path}.weight"] = (tensor @ v.flatten(1)).view(-1, *v.shape[1:])
+        return dense
+
+    def sigma(self, state: State, path: str) -> Tensor:
+        """The singular values of a layer right after `enter`: the squared length of u'."""
+        return state[f"{path}.u"].square().sum(0)
+
+    def add_decay(self, params: State, gradients: State, strength: float) -> None:
+        """Add the gradient of λ/2‖UV‖² on the factors, in closed form, and of λ/2‖·‖² on every other tensor.
+
+        The closed form is λ·U(VVᵀ) and λ·(UᵀU)V: no graph to build. Works on one sub-model and on stacked ones.
+        """
+        for name, gradient in gradients.items():
+            if name not in self.factors:
+                gradient.add_(params[name], alpha=strength)
+        for path in self.paths:
+            u, v = params[f"{path}.u"], params[f"{path}.v"]
+            flat = v.flatten(v.ndim - 1 - len(self.layer(path).kernel))
+            gradients[f"{path}.u"].add_(u @ (flat @ flat.mT), alpha=strength)
+            gradients[f"{path}.v"].add_(((u.mT @ u) @ flat).view_as(v), alpha=strength)
+
+
+def _choose(network: Network, factorise: str | tuple[str, ...]) -> tuple[str, ...]:
+    known = network.weighted_layers()
+    if factorise == "paper":
+        return network.paper_layers
+    if factorise == "all":
+        return tuple(known)
+    patterns = (factorise,) if isinstance(factorise, str) else factorise
+    for pattern in patterns:
+        if not any(fnmatch(path, pattern) for path in known):
+            raise BadInput(f"algorithm.factorise: no layer is called '{pattern}'. {nearest(pattern, known)}")
+    return tuple(path for path in known if any(fnmatch(path, pattern) for pattern in patterns))

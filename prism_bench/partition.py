@@ -1,0 +1,84 @@
+"""A partition: which training samples each client has."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from prism_bench.config import Settings
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Sample indices sorted by client: client c has ``order[starts[c]:starts[c + 1]]``. No copy of the data."""
+
+    order: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def from_owners(cls, owners: np.ndarray, clients: int) -> Partition:
+        """From one client number a sample; -1 leaves a sample out.
+
+        >>> Partition.from_owners(np.array([1, 0, -1, 1]), clients=2)[1].tolist()
+        [0, 3]
+        """
+        order = np.argsort(owners, kind="stable")[np.count_nonzero(owners < 0) :]
+        sizes = np.bincount(owners[owners >= 0], minlength=clients)
+        return cls(order, np.concatenate([[0], np.cumsum(sizes)]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        return self.order[self.starts[client] : self.starts[client + 1]]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    def histogram(self, labels: np.ndarray) -> np.ndarray:
+        """Samples per client and class."""
+        classes = int(labels.max()) + 1
+        owner = np.repeat(np.arange(len(self)), self.sizes)
+        flat = np.bincount(owner * classes + labels[self.order], minlength=len(self) * classes)
+        return flat.reshape(len(self), classes)
+
+    def describe(self, labels: np.ndarray) -> pd.DataFrame:
+        """One row a client: samples, classes present, distance from the global class distribution.
+
+        The distance is total variation: 0 for the same distribution, 1 for nothing in common.
+        """
+        counts = self.histogram(labels)
+        share = counts / np.maximum(1, counts.sum(1, keepdims=True))
+        overall = np.bincount(labels, minlength=counts.shape[1]) / len(labels)
+        return pd.DataFrame(
+            {
+                "samples": self.sizes,
+                "classes": (counts > 0).sum(1),
+                "distance": np.abs(share - overall).sum(1) / 2,
+            }
+        ).rename_axis("client")
+
+    def summary(self, labels: np.ndarray) -> str:
+        """The same in one line."""
+        frame = self.describe(labels)
+        parts = [f"{len(self)} clients"]
+        for column, form in (("samples", ".0f"), ("classes", ".0f"), ("distance", ".2f")):
+            low, middle, high = frame[column].min(), frame[column].median(), frame[column].max()
+            spread = f"{middle:{form}}" if low == high else f"{low:{form}}-{high:{form}} (median {middle:{form}})"
+            parts.append(f"{column} {spread}")
+        return ", ".join(parts)
+
+
+class Partitioner(Settings):
+    """A partition plugin: validated settings that split a data set's training part."""
+
+    clients: int = Field(100, gt=0)
+
+    @abstractmethod
+    def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition: ...

@@ -1,0 +1,53 @@
+"""The mechanism: gather cuts a client's sub-model out of the server's tensors, merge puts the updates back.
+
+Every algorithm in this suite is a rule that *selects*; what follows is written once, here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from prism_bench.axes import Layout, Selection, State
+
+
+def gather(state: State, layout: Layout, selection: Selection) -> State:
+    """The selected entries of each tensor: a sub-model, truly small."""
+    return {name: tensor[layout.index(name, selection)] for name, tensor in state.items()}
+
+
+def gather_stacked(state: State, layout: Layout, selections: Sequence[Selection]) -> State:
+    """Sub-models of equal shapes with the client as leading dimension, ready to train in one pass."""
+    return {
+        name: torch.stack([tensor[layout.index(name, selection)] for selection in selections])
+        for name, tensor in state.items()
+    }
+
+
+class Merge:
+    """Entry by entry, the mean over the clients that held it; what nobody held stays as it was.
+
+    Kept as running sums of each client's *change*, so that memory does not grow with the cohort, and an entry whose
+    updates all equal the server's value comes back bit for bit (a mean of n equal floats need not).
+    """
+
+    def __init__(self, state: State, layout: Layout) -> None:
+        self.state = state
+        self.layout = layout
+        self.change = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        self.holders = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+
+    def add(self, selection: Selection, updated: State) -> None:
+        """Take in one client's sub-model after training."""
+        for name, tensor in updated.items():
+            where = self.layout.index(name, selection)
+            self.change[name][where] += tensor - self.state[name][where]
+            self.holders[name][where] += 1
+
+    def result(self) -> State:
+        """The merged server tensors."""
+        return {
+            name: tensor + self.change[name] / self.holders[name].clamp(min=1)
+            for name, tensor in self.state.items()
+        }

@@ -1,0 +1,117 @@
+"""Local training: a batch of clients in one pass, or one client after another, by the same code.
+
+Clients whose sub-models have equal shapes are stacked along a leading dimension and share every operation (`vmap`). At
+each step only clients with a batch of equal size go together, so a client that has run out of batches does not
+move and BatchNorm never sees padding: the result is what each client alone would have got, to floating point.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vmap
+
+from prism_bench.algorithm import Algorithm
+from prism_bench.axes import State
+from prism_bench.config import Training
+from prism_bench.data import Dataset, draw_augmentation, flip_and_crop
+from prism_bench.seeds import stream
+
+
+@dataclass(frozen=True)
+class Local:
+    """One client's work in a round: sample indices batch by batch, and the stream its augmentation comes from."""
+
+    batches: list[np.ndarray]
+    augment: np.random.Generator
+
+    @classmethod
+    def plan(cls, samples: np.ndarray, training: Training, seed: int, round: int, client: int) -> Local:
+        """Each epoch goes through the client's samples once, in an order of its own."""
+        rng = stream(seed, "batches", round, client)
+        batches = []
+        for _ in range(training.epochs):
+            order = samples[rng.permutation(len(samples))]
+            batches += [order[start : start + training.batch] for start in range(0, len(order), training.batch)]
+        return cls(batches, stream(seed, "augment", round, client))
+
+
+def train(
+    algorithm: Algorithm, state: State, work: Sequence[Local], data: Dataset, training: Training, lr: float
+) -> Tensor:
+    """Train stacked sub-models in place, the i-th on ``work[i]``; returns each one's mean loss over its steps."""
+    velocity = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    losses = torch.zeros(len(work), device=next(iter(state.values())).device)
+    for step in range(max((len(local.batches) for local in work), default=0)):
+        for rows in _equal_batches(work, step):
+            x, y = _load(data, [work[row] for row in rows], step, training)
+            if len(rows) == len(work):
+                losses += _step(algorithm, state, velocity, x, y, training, lr)
+                continue
+            chosen = torch.tensor(rows, device=losses.device)
+            part = {name: tensor[chosen] for name, tensor in state.items()}
+            part_velocity = {name: tensor[chosen] for name, tensor in velocity.items()}
+            losses[chosen] += _step(algorithm, part, part_velocity, x, y, training, lr)
+            for name in state:
+                state[name][chosen] = part[name]
+                velocity[name][chosen] = part_velocity[name]
+    steps = torch.tensor([max(1, len(local.batches)) for local in work], device=losses.device)
+    return losses / steps
+
+
+def _equal_batches(work: Sequence[Local], step: int) -> list[list[int]]:
+    groups: dict[int, list[int]] = defaultdict(list)
+    for row, local in enumerate(work):
+        if step < len(local.batches):
+            groups[len(local.batches[step])].append(row)
+    return list(groups.values())
+
+
+def _load(data: Dataset, work: Sequence[Local], step: int, training: Training) -> tuple[Tensor, Tensor]:
+    """The step's batch of each client, stacked: inputs (clients, batch, ...) and labels (clients, batch)."""
+    device = data.train.labels.device
+    indices = torch.from_numpy(np.stack([local.batches[step] for local in work])).to(device)
+    x, y = data.train.inputs[indices], data.train.labels[indices]
+    if data.augment and training.augment:
+        draws = [draw_augmentation(local.augment, indices.shape[1]) for local in work]
+        offsets, flips = (torch.from_numpy(np.concatenate(part)).to(device) for part in zip(*draws, strict=True))
+        x = flip_and_crop(x.flatten(0, 1), offsets, flips).view_as(x)
+    return data.normalise(x), y
+
+
+def _step(
+    algorithm: Algorithm, state: State, velocity: State, x: Tensor, y: Tensor, training: Training, lr: float
+) -> Tensor:
+    """One step of SGD with momentum on every stacked sub-model, in place; returns each one's loss."""
+    params = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
+    if len(x) == 1:
+        logits = algorithm.forward({name: tensor.squeeze(0) for name, tensor in params.items()}, x[0])[None]
+    else:
+        logits = vmap(algorithm.forward)(params, x)
+    loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y).mean(1)
+    # Sub-models share no tensor, so the gradient of the sum is each one's own.
+    gradients = dict(zip(params, torch.autograd.grad(loss.sum(), list(params.values())), strict=True))
+    with torch.no_grad():
+        if training.clip is not None:
+            _clip(gradients, training.clip)
+        if training.decay:
+            algorithm.add_decay(state, gradients, training.decay)
+        buffers, changes = list(velocity.values()), list(gradients.values())
+        torch._foreach_mul_(buffers, training.momentum)
+        torch._foreach_add_(buffers, changes)
+        torch._foreach_add_(list(state.values()), buffers, alpha=-lr)
+    return loss.detach()
+
+
+def _clip(gradients: State, largest: float) -> None:
+    squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
+    norm = torch.stack(squares).sum(0).sqrt()
+    factor = (largest / (norm + 1e-6)).clamp(max=1)
+    for gradient in gradients.values():
+        gradient.mul_(factor.view(-1, *[1] * (gradient.ndim - 1)))
