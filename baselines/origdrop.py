@@ -22,7 +22,7 @@ class OrigDrop(Algorithm):
     """The first ceil(ρN) filters of every layer, and the inputs that match (≈ HeteroFL, FjORD)."""
 
     class Params(Settings):
-        scaling: bool = Field(True, description="scale activations by 1/ρ, as HeteroFL does in training")
+        scaling: bool = Field(False, description="scale activations by 1/ρ, as HeteroFL does")
 
     # What no client trains would only add noise: the server is limited by the largest capacity.
     deploys = "trained"

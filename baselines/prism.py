@@ -38,10 +38,11 @@ class PriSM(OrthogonalAlgorithm):
             None, description="smooth factor κ; by default the paper's: 4 at keep ratios up to 0.2, else 2.5"
         )
         channels: Literal["prefix", "kernels", "rolling", "random", "all"] = Field(
-            "prefix", description="output channels kept: the first (paper), the sampled kernels' indices, "
+            "prefix",
+            description="output channels kept: the first (paper), the sampled kernels' indices, "
             "a window that moves with the rounds, random ones, or all (no memory saving)",
         )
-        scaling: bool = Field(False, description="scale activations by full/present input channels")
+        scaling: bool = Field(False, description="scale activations by full/present channels")
 
     params: Params
 

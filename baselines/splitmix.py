@@ -30,7 +30,7 @@ class SplitMix(Algorithm):
 
     class Params(Settings):
         atom: float = Field(0.2, gt=0, le=1, description="width of one atom, as a share of the full model's")
-        scaling: bool = Field(True, description="scale activations by 1/atom, as the method's authors do")
+        scaling: bool = Field(False, description="scale activations by 1/atom, as the method's authors do")
 
     params: Params
 
@@ -61,7 +61,7 @@ class SplitMix(Algorithm):
         return min(self.atoms, round(keep / self.params.atom))
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
-        plan = []
+        plan: list[list[Selection]] = []
         for position, client in enumerate(cohort):
             # The first atom comes from a shuffled cycle through all atoms, so that each gets trained.
             turn, place = divmod(round * len(cohort) + position, self.atoms)

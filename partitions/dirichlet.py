@@ -1,8 +1,8 @@
 """Label skew: one Dir(α) class distribution a client, the same number of samples each.
 
 Clients' wishes seldom add up to what the data has. Serving them one after another would leave the last ones with
-whatever is left over; here all are served at once: a class that is asked for too much is cut for every client by the same
-factor, and each makes up for it from its other classes in its own proportions (iterative proportional
+whatever is left over; here all are served at once. A class that is asked for too much is cut for every client by
+the same factor, and each makes up for it from its other classes in its own proportions (iterative proportional
 fitting, the smallest change in relative entropy). No client is worse off for its number.
 """
 
@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
-from prism_bench.partition import Partition, Partitioner
-from prism_bench.partitions.iid import samples_each
+from prism_bench.partition import Partition, Partitioner, samples_each
 
 
 def dirichlet(
@@ -45,7 +44,7 @@ def _fit(wishes: np.ndarray, samples: int, supply: np.ndarray, rounds: int = 500
     """Expected samples per client and class: rows add up to ``samples``, no column exceeds the supply."""
     # A share of exactly zero could never be raised, even where a class must be used up.
     shares = np.maximum(wishes, 1e-12)
-    expected = samples * shares / shares.sum(1, keepdims=True)
+    expected: np.ndarray = samples * shares / shares.sum(1, keepdims=True)
     for _ in range(rounds):
         asked = expected.sum(0)
         if np.all(asked <= supply * (1 + 1e-6)):

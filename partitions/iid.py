@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import PositiveInt
 
-from prism_bench.errors import BadInput
-from prism_bench.partition import Partition, Partitioner
+from prism_bench.partition import Partition, Partitioner, samples_each
 
 
 def iid(total: int, clients: int, rng: np.random.Generator, samples: int | None = None) -> Partition:
@@ -21,18 +20,6 @@ def iid(total: int, clients: int, rng: np.random.Generator, samples: int | None 
     owners = np.full(total, -1)
     owners[rng.permutation(total)[: clients * samples]] = np.repeat(np.arange(clients), samples)
     return Partition.from_owners(owners, clients)
-
-
-def samples_each(total: int, clients: int, samples: int | None) -> int:
-    """How many samples each client gets; BadInput where there are too few."""
-    each = total // clients if samples is None else samples
-    if each < 1 or each * clients > total:
-        wanted = f"{samples} samples" if samples else "at least one sample"
-        raise BadInput(
-            f"partition.clients: {clients} clients with {wanted} each need {max(each, 1) * clients} samples, "
-            f"but the training data has {total}; at most {total // max(each, 1)} clients are possible."
-        )
-    return each
 
 
 class IID(Partitioner):

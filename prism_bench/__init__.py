@@ -1,6 +1,8 @@
 """prism_bench: federated sub-model training, compared like for like."""
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -8,3 +10,18 @@ __version__ = "0.1.0"
 _root = Path(__file__).parent.parent
 if (_root / "pyproject.toml").exists() and (_root / "baselines").is_dir():
     __path__.append(str(_root))
+
+if TYPE_CHECKING:
+    from prism_bench.experiment import run
+    from prism_bench.report import table
+
+__all__ = ["__version__", "run", "table"]
+
+_HOMES = {"run": "prism_bench.experiment", "table": "prism_bench.report"}
+
+
+def __getattr__(name: str) -> Any:
+    # torch is imported when something needs it: `prism-bench --help` must not wait for it.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'prism_bench' has no attribute '{name}'")

@@ -43,7 +43,10 @@ def measure(forward: Forward, shapes: dict[str, tuple[int, ...]], sample: tuple[
             saved[storage._cdata] = (storage.nbytes(), tensor)
         return tensor
 
-    with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+    ):
         F.cross_entropy(forward(params, x), torch.empty(batch, dtype=torch.int64, device="meta"))
     parameters = sum(tensor.numel() for tensor in params.values())
     transfer = 2 * sum(tensor.numel() * tensor.element_size() for tensor in params.values())

@@ -54,7 +54,8 @@ class Dataset:
     def normalise(self, raw: Tensor) -> Tensor:
         """Raw images (..., C, H, W) as what a network reads."""
         mean, std = (
-            torch.tensor(value, device=raw.device, dtype=torch.float32).view(-1, 1, 1) for value in (self.mean, self.std)
+            torch.tensor(value, device=raw.device, dtype=torch.float32).view(-1, 1, 1)
+            for value in (self.mean, self.std)
         )
         return (raw.float() - mean) / std
 

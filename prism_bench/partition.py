@@ -11,6 +11,7 @@ import pandas as pd
 from pydantic import Field
 
 from prism_bench.config import Settings
+from prism_bench.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,13 @@ class Partition:
         counts = self.histogram(labels)
         share = counts / np.maximum(1, counts.sum(1, keepdims=True))
         overall = np.bincount(labels, minlength=counts.shape[1]) / len(labels)
-        return pd.DataFrame(
-            {
-                "samples": self.sizes,
-                "classes": (counts > 0).sum(1),
-                "distance": np.abs(share - overall).sum(1) / 2,
-            }
-        ).rename_axis("client")
+        columns = {
+            "samples": self.sizes,
+            "classes": (counts > 0).sum(1),
+            "distance": np.abs(share - overall).sum(1) / 2,
+        }
+        frame: pd.DataFrame = pd.DataFrame(columns, index=pd.RangeIndex(len(self), name="client"))
+        return frame
 
     def summary(self, labels: np.ndarray) -> str:
         """The same in one line."""
@@ -82,3 +83,15 @@ class Partitioner(Settings):
 
     @abstractmethod
     def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition: ...
+
+
+def samples_each(total: int, clients: int, samples: int | None) -> int:
+    """How many samples each client gets; BadInput where there are too few."""
+    each = total // clients if samples is None else samples
+    if each < 1 or each * clients > total:
+        wanted = f"{samples} samples" if samples else "at least one sample"
+        raise BadInput(
+            f"partition.clients: {clients} clients with {wanted} each need {max(each, 1) * clients} samples, "
+            f"but the training data has {total}; at most {total // max(each, 1)} clients are possible."
+        )
+    return each

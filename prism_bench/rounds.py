@@ -33,7 +33,11 @@ PLUGINS: Mapping[str, registry.Kind] = {
     "model": "models",
     "algorithm": "algorithms",
 }
-SECTIONS: Mapping[str, type[Settings]] = {"capacity": Capacity, "training": Training, "evaluation": Evaluation}
+SECTIONS: Mapping[str, type[Settings]] = {
+    "capacity": Capacity,
+    "training": Training,
+    "evaluation": Evaluation,
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Plugin:
 
     name: str
     settings: Any
-    kind: type
+    kind: Any
 
     @classmethod
     def choose(cls, section: str, value: Any) -> Plugin:
@@ -54,6 +58,15 @@ class Plugin:
         params = kind.Params if section == "algorithm" else kind
         settings = validate(params, {key: v for key, v in values.items() if key != "name"}, section)
         return cls(values["name"], settings, kind)
+
+    @property
+    def variant(self) -> str:
+        """The settings that were given, where not all are the defaults."""
+        return " ".join(f"{key}={value}" for key, value in self.settings.model_dump(exclude_unset=True).items())
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.variant}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
         return {"name": self.name, **self.settings.model_dump(mode="json")}
@@ -113,7 +126,7 @@ class Run:
     def label(self) -> str:
         """For people: what is running."""
         keep = f" at {self.capacity.label}" if self.algorithm.kind.cuts else ""
-        return f"{self.algorithm.name}{keep}, seed {self.seed}"
+        return f"{self.algorithm.label}{keep}, seed {self.seed}"
 
 
 class Federation:
@@ -196,7 +209,12 @@ class Federation:
         if part is not None:
             trained = evaluate(part, self.data, batch)
         accuracy, loss = full if self.algorithm.deploys == "full" else trained
-        return {"accuracy": accuracy, "accuracy_full": full[0], "accuracy_trained": trained[0], "test_loss": loss}
+        return {
+            "accuracy": accuracy,
+            "accuracy_full": full[0],
+            "accuracy_trained": trained[0],
+            "test_loss": loss,
+        }
 
     def _groups(
         self, cohort: Sequence[Client], plan: Sequence[Sequence[Selection]]

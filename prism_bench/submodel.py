@@ -48,6 +48,5 @@ class Merge:
     def result(self) -> State:
         """The merged server tensors."""
         return {
-            name: tensor + self.change[name] / self.holders[name].clamp(min=1)
-            for name, tensor in self.state.items()
+            name: tensor + self.change[name] / self.holders[name].clamp(min=1) for name, tensor in self.state.items()
         }

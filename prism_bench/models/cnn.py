@@ -45,7 +45,8 @@ class ConvNet(Network):
             x = F.relu(norm(conv(x)))
             if pooled:
                 x = F.max_pool2d(x, 2)
-        return self.classifier(x.flatten(1))
+        logits: Tensor = self.classifier(x.flatten(1))
+        return logits
 
 
 class FemnistCNN(Model):

@@ -6,6 +6,7 @@ A network is built once on the meta device; `torch.func.functional_call` with sm
 from __future__ import annotations
 
 import math
+from typing import overload
 
 import numpy as np
 import torch
@@ -35,8 +36,8 @@ class Layer(nn.Module):
 class Weighted(Layer):
     """A layer that is linear in one weight, held whole or, once `factorise` was called, as two factors: V then U.
 
-    ``rescale`` multiplies by full/present input features, so that a sum over a fifth of the inputs keeps the
-    size it has over all of them (HeteroFL's activation scaling; 1 for the full model).
+    ``rescale`` multiplies the output by full/present output features, as dropout would (HeteroFL's activation
+    scaling): nothing changes for the full model, nor where a normalisation follows.
     """
 
     weight: Tensor
@@ -78,9 +79,15 @@ class Weighted(Layer):
             for name, tensor in self.named_parameters()
         }
 
-    def scaled(self, weight: Tensor) -> Tensor:
-        present = weight.shape[1]
-        return weight * (self.inputs.size / present) if self.rescale and present < self.inputs.size else weight
+    @overload
+    def scaled(self, outputs: Tensor) -> Tensor: ...
+    @overload
+    def scaled(self, outputs: None) -> None: ...
+    def scaled(self, outputs: Tensor | None) -> Tensor | None:
+        """A tensor whose first dimension is the output features, times full/present: cheaper than the activations."""
+        if not self.rescale or outputs is None or outputs.shape[0] == self.outputs.size:
+            return outputs
+        return outputs * (self.outputs.size / outputs.shape[0])
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The layer's linear map with the given weight (out, in, *kernel)."""
@@ -92,8 +99,8 @@ class Weighted(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.rank is None:
-            return self.product(x, self.scaled(self.weight), self.bias)
-        return self.mix(self.product(x, self.scaled(self.v)), self.u, self.bias)
+            return self.product(x, self.scaled(self.weight), self.scaled(self.bias))
+        return self.mix(self.product(x, self.v), self.scaled(self.u), self.scaled(self.bias))
 
 
 class Conv2d(Weighted):

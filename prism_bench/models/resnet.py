@@ -52,7 +52,8 @@ class ResNet(Network):
         x = F.relu(self.norm(self.stem(x)))
         for block in self.blocks:
             x = block(x)
-        return self.classifier(x.mean((2, 3)))
+        logits: Tensor = self.classifier(x.mean((2, 3)))
+        return logits
 
 
 class ResNet18(Model):

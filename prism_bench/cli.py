@@ -1,0 +1,269 @@
+"""What a person types."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from prism_bench import __version__
+from prism_bench.errors import BadInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from prism_bench.data import Dataset
+    from prism_bench.experiment import Experiment
+    from prism_bench.partition import Partition
+    from prism_bench.rounds import Run
+
+# torch and what needs it are imported inside the commands: --help answers at once.
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Federated sub-model training, compared like for like.\n\n"
+    "Start with [bold]prism-bench run[/bold]: five methods side by side in about two minutes, nothing to download.",
+)
+
+
+def _console(stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    # Into a file or a pipe nothing needs to be folded.
+    return console if console.is_terminal else Console(stderr=stderr, width=160)
+
+
+out_console = _console()
+err_console = _console(stderr=True)
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        str,
+        typer.Argument(help="An experiment that [bold]prism-bench list[/bold] shows, or your own YAML file."),
+    ] = "quickstart",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting, again for more: [bold]--set training.rounds=5 --set algorithm.kappa=4[/bold]. "
+            "Replaces the grid's values where the grid varies that key: "
+            "[bold]--set 'algorithm=[prism,orthdrop]'[/bold].",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps; auto takes a GPU where there is one.")] = "auto",
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="How many seeds, or which: 3, or 0,1,2.", show_default="the experiment's"),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
+) -> None:
+    """Run an experiment; ends in a table, CSV files and a picture.
+
+    Finished runs are kept: started again, it goes on where it was stopped.
+
+    [bold]Examples[/bold]
+
+      prism-bench run
+      prism-bench run --seeds 3 --set capacity.keep=[0.1,0.5] --out results/mine
+      prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
+    """
+    from prism_bench.experiment import Experiment, carry_out
+    from prism_bench.report import plot, show, table
+    from prism_bench.store import write_csv
+
+    overrides = _overrides(set_ or []) | ({} if device == "auto" else {"execution.device": device})
+    loaded = Experiment.load(experiment, overrides, _seeds(seeds))
+    folder = out or Path("results") / loaded.name
+    _writable(folder)
+    with Display(err_console) as display:
+        try:
+            outcome = carry_out(loaded, folder, fresh, display)
+        except KeyboardInterrupt:
+            display.stop()
+            err_console.print(f"Stopped. {display.done} of {len(loaded.runs)} runs are done and kept in {folder}; "
+                              "the same command goes on from there.")  # fmt: skip
+            raise typer.Exit(130) from None
+    if not outcome.rounds.empty:
+        frame = table(outcome.rounds)
+        files = [folder / name for name in ("rounds.csv", "table.csv", "accuracy.png")]
+        write_csv(outcome.rounds, files[0])
+        write_csv(frame, files[1])
+        plot(outcome.rounds, files[2])
+        out_console.print(show(frame, f"{loaded.name}: {loaded.description}", out_console.width))
+        for file, what in zip(files, ("one row a run and round", "the table above", "the picture"), strict=True):
+            out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
+    for label, error in outcome.failed.items():
+        err_console.print(f"[red]failed[/red] {label}: {error}", soft_wrap=True)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_() -> None:
+    """Show every experiment and plugin, ours and installed ones, with a line on each."""
+    from rich.table import Table
+
+    from prism_bench import registry
+    from prism_bench.experiment import known
+
+    shown = Table(box=None, pad_edge=False, show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column()
+    shown.add_row("[bold]experiments[/bold]", "")
+    for name, description in known().items():
+        shown.add_row(f"  {name}", description)
+    for kind in registry.KINDS:
+        shown.add_row(f"[bold]{kind}[/bold]", "")
+        for name, point in registry.find(kind).items():
+            plugin = registry.load(kind, name, kind)
+            origin = (
+                "" if point.dist is None or point.dist.name == "prism-bench" else f" [dim]({point.dist.name})[/dim]"
+            )
+            shown.add_row(f"  {name}", (plugin.__doc__ or "").strip().partition("\n")[0] + origin)
+            settings = plugin.Params if kind == "algorithms" else plugin
+            if settings.model_fields:
+                shown.add_row("", f"[dim]{_settings(settings)}[/dim]")
+    out_console.print(shown)
+
+
+def _settings(settings: Any) -> str:
+    """Each setting with its default."""
+    return ", ".join(
+        f"{name}: required" if field.is_required() else f"{name}={field.default}"
+        for name, field in settings.model_fields.items()
+    )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out_console.print(f"prism-bench {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _overrides(texts: list[str]) -> dict[str, Any]:
+    import yaml
+
+    overrides = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise BadInput(f"--set {text}: needs KEY=VALUE, such as training.rounds=5.")
+        try:
+            overrides[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BadInput(f"--set {text}: the value is not valid YAML.") from None
+    return overrides
+
+
+def _seeds(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(f"--seeds {text}: needs a number such as 3, or a list such as 0,1,2.") from None
+    return numbers if "," in text else numbers[0]
+
+
+def _writable(folder: Path) -> None:
+    """Know before hours of training that the results can be written; leaves nothing behind."""
+    import os
+
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise BadInput(f"--out {folder}: {existing} is not a folder that can be written to.")
+
+
+class Display:
+    """Progress while an experiment runs: bars on a terminal, a line a run elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self.console, self.done = console, 0
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self.bars.stop()
+
+    def begin(self, experiment: Experiment, data: Dataset, partition: Partition, device: str) -> None:
+        self.total = len(experiment.runs)
+        labels = data.train.labels.numpy()
+        self.console.print(
+            f"[bold]{experiment.name}[/bold]: {self.total} runs on {device}; "
+            f"{len(data.train)} training and {len(data.test)} test samples; {partition.summary(labels)} (first seed)",
+            highlight=False,
+        )
+        self.bars.start()
+        self.all = self.bars.add_task("all runs", total=self.total, note="")
+        self.current = self.bars.add_task("", total=1, note="", visible=False)
+
+    def run_started(self, number: int, run: Run) -> None:
+        self.start = time.perf_counter()
+        self.bars.reset(self.current, total=run.training.rounds, description=run.label, note="", visible=True)
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        if "accuracy" in record:
+            self.bars.update(self.current, note=f"{record['accuracy']:.1f}%")
+        self.bars.advance(self.current)
+
+    def run_done(self, number: int, run: Run, frame: pd.DataFrame | None, reused: bool, error: str) -> None:
+        self.done += frame is not None
+        self.bars.update(self.all, advance=1)
+        if frame is None:
+            result = f"[red]failed[/red]: {error}"
+        else:
+            how = "kept from an earlier start" if reused else f"{time.perf_counter() - self.start:.1f} s"
+            result = f"{frame['accuracy'].iloc[-1]:.1f}%  [dim]{how}[/dim]"
+        width = len(str(self.total))
+        self.console.print(f"  {number + 1:{width}}/{self.total}  {run.label}: {result}", highlight=False)
+
+
+def main() -> None:
+    """The entry point: bad input is one clear message and exit code 2."""
+    try:
+        app()
+    except BadInput as error:
+        err_console.print("[red]error[/red]", *str(error).splitlines(), sep="\n  ", markup=True, highlight=False)
+        sys.exit(2)
