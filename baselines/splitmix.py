@@ -38,16 +38,19 @@ class SplitMix(Algorithm):
         network.set_rescale(params.scaling)
         super().__init__(params, network, dense, keeps, seed)
         self.atoms = round(1 / params.atom)
-        for keep in keeps:
-            if self._budget(keep) < 1:
-                raise BadInput(
-                    f"algorithm.atom: a client with keep ratio {keep:g} can't train one atom of "
-                    f"{params.atom:g}; an atom of at most {keep:g} would do."
-                )
         # Atom k starts as block k of the shared initial model; where the width does not divide, blocks overlap.
         self.state = gather_stacked(dense, self.layout, [self._block(number) for number in range(self.atoms)])
         atom = Dim(Axis("atom", self.atoms, "atom"))
         self.layout = Layout({name: (atom, *(None,) * (t.ndim - 1)) for name, t in self.state.items()})
+
+    @classmethod
+    def check(cls, params: Params, network: Network, keeps: Sequence[float]) -> None:
+        for keep in keeps:
+            if round(keep / params.atom) < 1:
+                raise BadInput(
+                    f"algorithm.atom: a client with keep ratio {keep:g} can't train one atom of "
+                    f"{params.atom:g}; an atom of at most {keep:g} would do."
+                )
 
     def _block(self, number: int) -> Selection:
         block = {}

@@ -25,7 +25,7 @@ def dirichlet(
     >>> partition = dirichlet(labels, clients=20, alpha=0.1, rng=np.random.default_rng(0))
     >>> partition.sizes.tolist() == [50] * 20
     True
-    >>> bool(partition.describe(labels)["classes"].median() < 5)
+    >>> bool(partition.describe(labels)["distance"].mean() > 0.5)
     True
     """
     samples = samples_each(len(labels), clients, samples)

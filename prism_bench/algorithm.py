@@ -21,7 +21,7 @@ from torch.func import functional_call
 from prism_bench.axes import Selection, State
 from prism_bench.config import Settings
 from prism_bench.models.network import Network
-from prism_bench.orthogonal import OrthogonalSpace
+from prism_bench.orthogonal import OrthogonalSpace, chosen_layers
 from prism_bench.seeds import stream
 from prism_bench.submodel import gather
 
@@ -72,6 +72,13 @@ class Algorithm(ABC):
         self.state = dense
         self.keeps = tuple(keeps)
         self._seed = seed
+
+    @classmethod
+    def check(cls, params: Any, network: Network, keeps: Sequence[float]) -> None:  # noqa: B027 - optional
+        """Raise BadInput where these settings can't work with this network and these keep ratios.
+
+        Called for every run of an experiment before the first one starts.
+        """
 
     @abstractmethod
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
@@ -130,6 +137,10 @@ class OrthogonalAlgorithm(Algorithm):
         self.space = OrthogonalSpace(network, params.factorise)
         self.layout = self.space.layout
         self.state = self.space.enter(dense)
+
+    @classmethod
+    def check(cls, params: Any, network: Network, keeps: Sequence[float]) -> None:
+        chosen_layers(network, params.factorise)
 
     def forward(self, params: State, x: Tensor) -> Tensor:
         return dense_forward(self.space.module, params, x)

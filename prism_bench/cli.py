@@ -265,5 +265,7 @@ def main() -> None:
     try:
         app()
     except BadInput as error:
-        err_console.print("[red]error[/red]", *str(error).splitlines(), sep="\n  ", markup=True, highlight=False)
+        err_console.print("[red]error[/red]")
+        for line in str(error).splitlines():
+            err_console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -6,7 +6,8 @@ import copy
 import itertools
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -35,6 +36,8 @@ class Experiment:
     varied: list[str]
     """The settings that the grid varies, other than the algorithm, the capacity and the seed."""
     execution: Execution
+    origin: str
+    """The file that errors name."""
 
     @classmethod
     def load(
@@ -45,10 +48,8 @@ class Experiment:
     ) -> Experiment:
         """From an experiment's name, a YAML file or a mapping; ``overrides`` are dotted keys, as in ``--set``."""
         origin, tree = _read(source)
-        try:
+        with _blaming(origin):
             return cls._from_tree(tree, origin, overrides or {}, seeds)
-        except BadInput as error:
-            raise BadInput("\n".join(f"{origin}: {line}" for line in str(error).splitlines())) from None
 
     @classmethod
     def _from_tree(
@@ -71,7 +72,8 @@ class Experiment:
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
             raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {name!r}).")
         description = str(tree.pop("description", "")).strip()
-        numbers = _seeds(tree.pop("seeds", 1) if seeds is None else seeds)
+        given = tree.pop("seeds", 1)
+        numbers = _seeds(given if seeds is None else seeds)
         execution = validate(Execution, tree.pop("execution", {}) or {}, "execution")
 
         runs: dict[str, Run] = {}
@@ -84,7 +86,17 @@ class Experiment:
                 run = Run.resolve(cell | {"seed": seed})
                 runs.setdefault(run.identity, run)
         told = {"algorithm", "capacity.keep", "capacity", "data", "partition", "model"}
-        return cls(name, description, list(runs.values()), [key for key in grid if key not in told], execution)
+        varied = [key for key in grid if key not in told]
+        return cls(name, description, list(runs.values()), varied, execution, origin)
+
+
+@contextmanager
+def _blaming(origin: str) -> Iterator[None]:
+    """Say in front of each line of an error which file it is about."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput("\n".join(f"{origin}: {line}" for line in str(error).splitlines())) from None
 
 
 def known() -> dict[str, str]:
@@ -204,8 +216,9 @@ def carry_out(
     experiment: Experiment, out: Path | None = None, fresh: bool = False, watcher: Watcher | None = None
 ) -> Outcome:
     """Run what has not been run yet. With ``out``, each finished run is kept there and not run again."""
-    prepared = _prepare(experiment.runs)
-    device = choose_device(experiment.execution.device)
+    with _blaming(experiment.origin):
+        prepared = _prepare(experiment.runs)
+        device = choose_device(experiment.execution.device)
     if watcher:
         watcher.begin(experiment, *prepared[experiment.runs[0].identity], str(device))
 
@@ -232,7 +245,7 @@ def carry_out(
 
 
 def _prepare(runs: Sequence[Run]) -> dict[str, tuple[Dataset, Partition]]:
-    """Each run's data and partition, before anything runs: what can't be split is known before anything is written."""
+    """Each run's data and partition. What can't work is known before anything runs or is written."""
     datasets: dict[Any, Dataset] = {}
     partitions: dict[Any, Partition] = {}
     prepared = {}
@@ -242,6 +255,8 @@ def _prepare(runs: Sequence[Run]) -> dict[str, tuple[Dataset, Partition]]:
             datasets[source] = source.load()
         if key not in partitions:
             partitions[key] = split(run, datasets[source])
+        network = run.model.settings.build(datasets[source].shape, datasets[source].classes)
+        run.algorithm.kind.check(run.algorithm.settings, network, run.capacity.keep)
         prepared[run.identity] = (datasets[source], partitions[key])
     return prepared
 

@@ -41,7 +41,7 @@ class OrthogonalSpace:
     """
 
     def __init__(self, network: Network, factorise: str | tuple[str, ...] = "paper") -> None:
-        self.paths = _choose(network, factorise)
+        self.paths = chosen_layers(network, factorise)
         self.module = copy.deepcopy(network)
         for path in self.paths:
             self.layer(path).factorise(f"{path}.rank")
@@ -103,7 +103,8 @@ class OrthogonalSpace:
             gradients[f"{path}.v"].add_(((u.mT @ u) @ flat).view_as(v), alpha=strength)
 
 
-def _choose(network: Network, factorise: str | tuple[str, ...]) -> tuple[str, ...]:
+def chosen_layers(network: Network, factorise: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The layers that a ``factorise`` setting means; BadInput where it means none."""
     known = network.weighted_layers()
     if factorise == "paper":
         return network.paper_layers

@@ -16,7 +16,7 @@ import torch
 
 import prism_bench
 
-ROUNDS = "rounds.csv"
+ROUNDS = "rounds.jsonl"
 
 
 class RunFolder:
@@ -28,12 +28,17 @@ class RunFolder:
     def read(self) -> pd.DataFrame | None:
         """The rounds of a finished run."""
         file = self.path / ROUNDS
-        return pd.read_csv(file, float_precision="round_trip") if file.exists() else None
+        if not file.exists():
+            return None
+        frame: pd.DataFrame = pd.DataFrame([json.loads(line) for line in file.read_text("utf-8").splitlines()])
+        return frame
 
     def write(self, settings: dict[str, Any], rounds: pd.DataFrame, device: torch.device) -> None:
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         draft.mkdir(parents=True, exist_ok=True)
-        rounds.to_csv(draft / ROUNDS, index=False)
+        # JSON gives every float back as it was; how exactly a CSV is read depends on the version of pandas.
+        lines = [json.dumps(record) for record in rounds.to_dict("records")]
+        (draft / ROUNDS).write_text("\n".join(lines) + "\n", "utf-8")
         (draft / "settings.json").write_text(json.dumps(settings, indent=2) + "\n")
         (draft / "environment.json").write_text(json.dumps(environment(device), indent=2) + "\n")
         shutil.rmtree(self.path, ignore_errors=True)

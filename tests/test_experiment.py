@@ -1,0 +1,189 @@
+"""Experiments: a grid of runs, resumed by being run again; tables; the Python API."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+import prism_bench
+from prism_bench.errors import BadInput
+from prism_bench.experiment import Experiment, carry_out
+from prism_bench.report import plot, show, table
+
+SMALL = {
+    "name": "small",
+    "seeds": 2,
+    "data": "digits",
+    "partition": {"name": "iid", "clients": 6},
+    "model": {"name": "smallcnn", "width": 5},
+    "training": {"rounds": 2, "active": 2, "epochs": 1},
+    "grid": {"algorithm": ["fedavg", "prism", {"name": "prism", "channels": "all"}], "capacity.keep": [0.2, 0.4]},
+}
+TIMES = ["seconds", *(f"seconds_{stage}" for stage in ("create", "train", "merge", "refresh", "evaluate"))]
+
+
+def numbers(frame):
+    return frame.drop(columns=TIMES)
+
+
+def test_the_grid():
+    runs = Experiment.load(SMALL).runs
+    # FedAvg has no capacity: one run a seed. PriSM: two variants × two keep ratios × two seeds.
+    assert len(runs) == 2 + 8
+    assert [run.label for run in runs[:3]] == ["fedavg, seed 0", "fedavg, seed 1", "prism at 0.2, seed 0"]
+
+
+def test_quickstart_has_all_five_at_two_keep_ratios():
+    runs = Experiment.load("quickstart").runs
+    cells = {(run.algorithm.name, run.capacity.label) for run in runs}
+    assert {name for name, _ in cells} >= {"fedavg", "prism", "orthdrop", "origdrop", "splitmix"}
+    assert len({keep for name, keep in cells if name == "prism"}) == 2
+    assert len({run.seed for run in runs}) >= 2
+
+
+def test_overrides():
+    def loaded(**overrides):
+        return Experiment.load(SMALL, {key.replace("__", "."): value for key, value in overrides.items()}).runs
+
+    assert {run.training.rounds for run in loaded(training__rounds=7)} == {7}
+    assert {run.capacity.keep for run in loaded(capacity__keep=0.5)} == {(1.0,), (0.5,)}
+    assert {run.algorithm.name for run in loaded(algorithm="orthdrop")} == {"orthdrop"}
+    kappas = {run.algorithm.name: getattr(run.algorithm.settings, "kappa", None) for run in loaded(algorithm__kappa=4)}
+    assert kappas == {"fedavg": None, "prism": 4}
+    assert {run.data.settings.test_share for run in loaded(data__test_share=0.5)} == {0.5}
+    assert {run.capacity.label for run in loaded(capacity={"keep": [0.4, 0.2], "share": [0.5, 0.5]})} == {
+        "1",
+        "0.4 (50%) + 0.2 (50%)",
+    }
+    assert len(Experiment.load(SMALL, seeds=[5]).runs) == 5
+    assert {run.seed for run in Experiment.load(SMALL, seeds=3).runs} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"algoritm": "prism"}, "algoritm: there is no such setting. Did you mean 'algorithm'?"),
+        ({"grid": {"algorithm": ["prims"]}}, "algorithm.name: there is no algorithm called 'prims'. Did you"),
+        ({"model": "resnet"}, "model.name: there is no model called 'resnet'. Did you mean 'resnet18'?"),
+        ({"training": {"round": 3}}, "training.round: there is no such setting. Did you mean 'rounds'?"),
+        ({"training": {"lr": "fast"}}, "training.lr: Input should be a valid number"),
+        ({"training": {"lr": -1}}, "training.lr: Input should be greater than 0 (got -1)"),
+        ({"training": {"lr": float("nan")}}, "training.lr: "),
+        ({"training": 3}, "training: needs settings below it (got 3)"),
+        ({"grid": {"algorithm": ["prism"], "capacity.keep": [0.2, 1.5]}}, "capacity.keep: a keep ratio must be above"),
+        ({"grid": {"algorithm": ["prism"], "capacity.keep": [0]}}, "capacity.keep: a keep ratio must be above"),
+        ({"capacity": {"keep": [0.4, 0.2], "share": [0.4, 0.4]}, "grid": {"algorithm": ["prism"]}}, "add up to 1"),
+        ({"partition": {"name": "iid", "clients": 1}}, "training.active: 2 active clients a round, but partition"),
+        ({"partition": {"name": "dirichlet", "clients": 6}}, "partition.alpha: is missing"),
+        ({"grid": {"algorithm": [{"name": "prism", "kapa": 3}]}}, "algorithm.kapa: there is no such setting. Did you"),
+        ({"grid": 7}, "grid: needs settings with a list"),
+        ({"seeds": 0}, "seeds: a number of seeds"),
+        ({"seeds": [1, -2]}, "seeds: a number of seeds"),
+        ({"name": "../up"}, "name: must be letters"),
+        ({"data": None}, "data: needs a name"),
+        ({"grid": {"algorithm": ["prism"], "capacity.kep": [0.2]}}, "capacity.kep: there is no such setting"),
+        ({"grid": {"algorithm": ["prism"], "training.lr.x": [0.2]}}, "training.lr"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_named(change, message):
+    with pytest.raises(BadInput) as error:
+        Experiment.load(SMALL | change)
+    assert message in str(error.value)
+
+
+def test_a_setting_that_no_algorithm_has():
+    with pytest.raises(
+        BadInput, match=r"algorithm\.kapa: none of fedavg, prism has this setting. Did you mean 'kappa'"
+    ):
+        Experiment.load(SMALL, {"algorithm.kapa": 4})
+
+
+def test_finished_runs_are_kept_and_not_run_again(tmp_path):
+    experiment = Experiment.load(SMALL)
+    first = carry_out(experiment, tmp_path).rounds
+    folders = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    assert len(folders) == 10
+    again = carry_out(experiment, tmp_path).rounds
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()} == folders
+    pd.testing.assert_frame_equal(numbers(first), numbers(again), check_exact=True, check_dtype=False)
+
+
+def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path):
+    experiment = Experiment.load(SMALL)
+
+    class Stop:
+        runs = 0
+
+        def begin(self, *_): ...
+        def run_started(self, *_): ...
+        def run_done(self, *_):
+            self.runs += 1
+
+        def round_done(self, record):
+            if self.runs == 3 and record["round"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(experiment, tmp_path, watcher=Stop())
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+    resumed, whole = carry_out(experiment, tmp_path).rounds, carry_out(experiment).rounds
+    pd.testing.assert_frame_equal(numbers(resumed), numbers(whole), check_exact=True, check_dtype=False)
+
+
+def test_one_failing_cell_leaves_the_others_unharmed(tmp_path):
+    grid = {"algorithm": ["fedavg"], "training.lr": [0.1, 1e30]}
+    outcome = carry_out(Experiment.load(SMALL | {"grid": grid}), tmp_path)
+    assert len(outcome.failed) == 2
+    assert set(outcome.rounds["settings"]) == {"training.lr=0.1"}
+
+
+def frame_of(*rows):
+    base = {
+        "data": "d", "model": "m", "partition": "p", "variant": "", "settings": "", "seconds": 1.0,
+        "parameters": 10, "macs": 20, "activation_bytes": 30, "transfer_bytes": 40,
+        "full_parameters": 100, "full_macs": 100, "full_activation_bytes": 100, "full_transfer_bytes": 100,
+    }  # fmt: skip
+    records = []
+    for algorithm, keep, seed, accuracies in rows:
+        for number, accuracy in enumerate(accuracies, start=1):
+            row = base | {"algorithm": algorithm, "keep": keep, "seed": seed, "run": f"{algorithm}{keep}{seed}"}
+            row |= {"round": number, "accuracy": accuracy, "accuracy_full": accuracy - 1, "accuracy_trained": accuracy}
+            records.append(row)
+    return pd.DataFrame(records)
+
+
+def test_the_table_by_hand():
+    rounds = frame_of(("prism", "0.2", 0, [50, 90, 80]), ("prism", "0.2", 1, [40, 60, 84]), ("fedavg", "1", 0, [70]))
+    result = table(rounds)
+    assert result["algorithm"].tolist() == ["prism", "fedavg"], "in the order of the runs"
+    prism, fedavg = result.iloc[0], result.iloc[1]
+    assert prism["accuracy"] == 82
+    assert prism["std"] == pytest.approx(2.828427)
+    assert prism["n"] == 2
+    assert prism["best"] == 87
+    assert prism["accuracy_full"] == 81
+    assert prism["seconds"] == 3
+    assert (prism["macs"], prism["macs_%"]) == (20, 20)
+    assert pd.isna(fedavg["std"])
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_table_fits_the_terminal(width):
+    from rich.console import Console
+
+    rounds = frame_of(("prism", "0.2", 0, [50, 90]), ("prism", "0.2", 1, [40, 60]), ("fedavg", "1", 0, [70]))
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(show(table(rounds), "title", width))
+    text = console.export_text()
+    assert "75.0 ± 21.2 (2)" in text
+    assert "20%" in text
+    assert "…" not in text, "nothing cut off"
+
+
+def test_python_api_in_three_lines(tmp_path):
+    rounds = prism_bench.run(SMALL, seeds=1, overrides={"training.rounds": 1})
+    result = prism_bench.table(rounds)
+    assert len(result) == 5
+    assert list(tmp_path.iterdir()) == []
+    plot(rounds, tmp_path / "deep" / "picture.png")
+    assert (tmp_path / "deep" / "picture.png").stat().st_size > 10_000

@@ -1,0 +1,137 @@
+"""PriSM: what is sampled, and which channels go with it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from prism_bench.algorithm import Client
+from prism_bench.baselines.prism import sample
+from prism_bench.testing import federation
+
+
+def sequential(p, count):
+    """Exact probability of each set under drawing one after another without replacement."""
+    sets = dict.fromkeys(itertools.combinations(range(len(p)), count), 0.0)
+    for order in itertools.permutations(range(len(p)), count):
+        chance, left = 1.0, 1.0
+        for index in order:
+            chance *= p[index] / left
+            left -= p[index]
+        sets[tuple(sorted(order))] += chance
+    return sets
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("params", "probability"),
+    [
+        ({"sampling": "power", "kappa": 2.5}, lambda s: s**2.5),
+        ({"sampling": "power", "kappa": 0}, lambda s: s**0),
+        ({"sampling": "softmax"}, np.exp),
+        ({"sampling": "uniform"}, np.ones_like),
+    ],
+    ids=["power", "power0", "softmax", "uniform"],
+)
+def test_frequencies_are_those_of_the_sequential_draw(params, probability, count):
+    sigma = np.array([2.0, 1.0, 0.5, 1.5, 0.1])
+    algorithm = federation("prism", params).algorithm
+    rng = np.random.default_rng(0)
+    weights = probability(sigma)
+    expected = sequential(weights / weights.sum(), count)
+    draws = 20_000
+    seen = dict.fromkeys(expected, 0)
+    for _ in range(draws):
+        seen[tuple(algorithm._kernels(count / 5, sigma, rng).tolist())] += 1
+    # Sets that are too rare for the test's approximation are put together.
+    common = [key for key, chance in expected.items() if chance * draws >= 5]
+    rare = draws - sum(seen[key] for key in common)
+    chance = [expected[key] for key in common]
+    observed, wanted = [seen[key] for key in common], [draws * c for c in chance]
+    if 1 - sum(chance) > 1e-9:
+        observed, wanted = [*observed, rare], [*wanted, draws * (1 - sum(chance))]
+    assert chisquare(observed, wanted).pvalue > 1e-3
+
+
+def test_sampling_when_almost_all_probability_sits_on_a_few():
+    """σ over 200 decades: the probabilities underflow, the draw still has the right size and the right favourites."""
+    sigma = np.logspace(0, -200, 100)
+    drawn = federation("prism", {"kappa": 4}).algorithm._kernels(0.2, sigma, np.random.default_rng(0))
+    assert drawn.tolist() == list(range(20))
+    dead = np.array([1.0, *[0.0] * 9])
+    drawn = federation("prism", {"kappa": 4}).algorithm._kernels(0.5, dead, np.random.default_rng(0))
+    assert 0 in drawn
+    assert len(set(drawn.tolist())) == 5
+
+
+def test_sampling_is_deterministic_under_a_seed_and_differs_between_clients():
+    algorithm = federation("prism", keep=0.4).algorithm
+    same, again = (algorithm.select(3, [Client(7, 0.4)])[0][0] for _ in range(2))
+    other = algorithm.select(3, [Client(8, 0.4)])[0][0]
+    axis = "convs.1.rank"
+    assert same[axis].tolist() == again[axis].tolist()
+    assert any(same[name].tolist() != other[name].tolist() for name in ("convs.1.rank", "convs.2.rank"))
+
+
+def test_the_papers_kappa_depends_on_the_keep_ratio():
+    """κ = 4 at 0.2×, 2.5 above; a set κ is used as it is."""
+    sigma = np.array([4.0, 2.0, 1.0, 1.0, 1.0])
+
+    def first_share(keep, **params):
+        algorithm = federation("prism", params).algorithm
+        rng = np.random.default_rng(0)
+        return np.mean([0 in algorithm._kernels(keep, sigma, rng) for _ in range(4000)])
+
+    for kappa, keep in ((4, 0.2), (2.5, 0.21)):
+        assert first_share(keep) == first_share(keep, kappa=kappa)
+    assert first_share(0.2) == pytest.approx(4**4 / (4**4 + 2**4 + 3), abs=0.02)
+
+
+def channels(rule, round=0, client=0, keep=0.4, **params):
+    model = {"name": "resnet18", "width": 10, "blocks": (1, 1)}
+    algorithm = federation("prism", {"channels": rule, **params}, model, keep).algorithm
+    [[selection]] = algorithm.select(round, [Client(client, keep)])
+    return algorithm, selection
+
+
+def test_prefix_is_the_papers_rule():
+    _, selection = channels("prefix")
+    assert selection["stage1"].tolist() == [0, 1, 2, 3]
+    assert selection["stage2"].tolist() == list(range(8))
+    assert "classes" not in selection
+    assert "input" not in selection
+
+
+def test_rolling_covers_every_channel_in_turn():
+    assert channels("rolling", round=8)[1]["stage1"].tolist() == [0, 1, 8, 9]
+    seen = {index for round in range(10) for index in channels("rolling", round=round)[1]["stage1"].tolist()}
+    assert seen == set(range(10))
+
+
+def test_kernels_follow_the_layer_that_writes_the_axis():
+    _, selection = channels("kernels")
+    assert selection["stage1.0"].tolist() == selection["blocks.0.conv1.rank"].tolist()
+    # The stem writes stage 1 too, but the block's second convolution is the first that is factorised.
+    assert selection["stage1"].tolist() == selection["blocks.0.conv2.rank"].tolist()
+
+
+def test_random_differs_between_clients_and_all_keeps_all():
+    draws = {tuple(channels("random", client=client)[1]["stage2"].tolist()) for client in range(5)}
+    assert len(draws) > 1
+    assert set(channels("all")[1]) == {f"blocks.{n}.conv{c}.rank" for n in range(2) for c in (1, 2)}
+
+
+def test_trained_part_is_the_prefix_of_the_rebuilt_model():
+    algorithm, _ = channels("prefix")
+    part, full = algorithm.trained_part(), algorithm.full_model()
+    assert torch.equal(part.state["stem.weight"], full.state["stem.weight"][:4])
+    assert torch.equal(part.state["blocks.1.conv1.weight"], full.state["blocks.1.conv1.weight"][:8, :4])
+    assert channels("rolling")[0].trained_part() is None
+
+
+def test_sample_returns_everything_when_asked():
+    assert sample(np.array([0.0, -1e9, 5.0]), 3, np.random.default_rng(0)).tolist() == [0, 1, 2]

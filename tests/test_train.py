@@ -1,0 +1,132 @@
+"""Local training and evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from prism_bench.algorithm import ServerModel
+from prism_bench.config import Training
+from prism_bench.data import CROP_PADDING, Dataset, Split, flip_and_crop
+from prism_bench.errors import Diverged
+from prism_bench.evaluate import evaluate
+from prism_bench.submodel import gather_stacked
+from prism_bench.testing import federation, tiny_data
+from prism_bench.train import Local, train
+
+
+def test_each_epoch_goes_through_every_sample_once():
+    samples = np.arange(100, 111)
+    local = Local.plan(samples, Training(batch=4, epochs=3), seed=0, round=2, client=5)
+    assert [len(batch) for batch in local.batches] == [4, 4, 3] * 3
+    for epoch in range(3):
+        assert sorted(np.concatenate(local.batches[3 * epoch : 3 * epoch + 3])) == samples.tolist()
+    assert local.batches[0].tolist() != local.batches[3].tolist()
+
+
+def stacked(one, count):
+    return gather_stacked(one.algorithm.state, one.algorithm.layout, [{}] * count)
+
+
+def test_a_client_without_batches_does_not_move():
+    one = federation("fedavg", sizes=(12, 12))
+    training = one.run.training
+    state = stacked(one, 2)
+    work = [Local.plan(np.arange(0), training, 0, 0, 0), Local.plan(one.partition[1], training, 0, 0, 1)]
+    train(one.algorithm, state, work, one.data, training, 0.1)
+    for name, tensor in one.algorithm.state.items():
+        assert torch.equal(state[name][0], tensor)
+    assert any(not torch.equal(state[name][1], tensor) for name, tensor in one.algorithm.state.items())
+
+
+def test_a_client_that_has_run_out_stays_where_it_was():
+    """Momentum must not carry it on: beside a longer one it ends exactly where it does alone."""
+    one = federation("fedavg", sizes=(6, 24))
+    training = one.run.training
+    work = lambda: [Local.plan(one.partition[n], training, 0, 0, n) for n in range(2)]  # noqa: E731
+    both, alone = stacked(one, 2), stacked(one, 1)
+    train(one.algorithm, both, work(), one.data, training, 0.1)
+    train(one.algorithm, alone, work()[:1], one.data, training, 0.1)
+    for name in both:
+        torch.testing.assert_close(both[name][0], alone[name][0], rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_is_each_clients_own():
+    """One step without momentum moves a client by at most lr × clip, and a small gradient is not touched."""
+    one = federation("fedavg", sizes=(4, 4), decay=0.0, momentum=0.0)
+    for clip, moved in ((1e-3, pytest.approx(0.1 * 1e-3, rel=1e-2)), (1e3, None)):
+        training = Training(batch=4, epochs=1, clip=clip, decay=0, momentum=0)
+        state = stacked(one, 2)
+        work = [Local.plan(one.partition[n], training, 0, 0, n) for n in range(2)]
+        train(one.algorithm, state, work, one.data, training, 0.1)
+        for row in range(2):
+            step = torch.cat([(state[n][row] - t).flatten() for n, t in one.algorithm.state.items()]).norm()
+            if moved is None:
+                assert step > 1e-3
+            else:
+                assert step.item() == moved
+
+
+def test_reported_loss_is_the_mean_over_steps():
+    one = federation("fedavg", sizes=(8,))
+    training = Training(batch=4, epochs=1)
+    work = [Local.plan(one.partition[0], training, 0, 0, 0)]
+    loss = train(one.algorithm, stacked(one, 1), work, one.data, training, lr=0.0)
+    expected = [
+        F.cross_entropy(
+            one.algorithm.forward(one.algorithm.state, one.data.normalise(one.data.train.inputs[batch])),
+            one.data.train.labels[batch],
+        )
+        for batch in work[0].batches
+    ]
+    torch.testing.assert_close(loss[0], torch.stack(expected).mean().detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run():
+    one = federation("fedavg", lr=1e30)
+    with pytest.raises(Diverged, match=r"smaller training\.lr"):
+        list(one.rounds())
+
+
+def test_flip_and_crop_by_hand():
+    image = torch.arange(3 * 5 * 5, dtype=torch.uint8).view(1, 3, 5, 5) + 1
+    still = torch.tensor([[CROP_PADDING, CROP_PADDING]])
+    no, yes = torch.tensor([False]), torch.tensor([True])
+    assert torch.equal(flip_and_crop(image, still, no), image)
+    assert torch.equal(flip_and_crop(image, still, yes), image.flip(3))
+    shifted = flip_and_crop(image, still + torch.tensor([[1, -2]]), no)
+    assert torch.equal(shifted[:, :, :4, 2:], image[:, :, 1:, :3])
+    assert not shifted[:, :, 4].any()
+    assert not shifted[:, :, :, :2].any()
+
+
+def test_augmentation_is_the_same_however_clients_are_grouped():
+    plain = tiny_data(samples=24)
+    data = Dataset(plain.train, plain.test, plain.classes, plain.mean, plain.std, augment=True)
+    states = []
+    for at_once in (1, 3):
+        one = federation("fedavg", data=data, sizes=(8, 8, 8), at_once=at_once)
+        one.round(0)
+        states.append(one.algorithm.state)
+    off = federation("fedavg", data=data, sizes=(8, 8, 8), augment=False)
+    off.round(0)
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(tensor, states[1][name], rtol=1e-4, atol=1e-5)
+    assert any(not torch.allclose(tensor, off.algorithm.state[name]) for name, tensor in states[0].items())
+
+
+def test_evaluate_counts_every_sample_once():
+    labels = torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    inputs = labels.to(torch.uint8).view(-1, 1, 1, 1)
+    data = Dataset(Split(inputs, labels), Split(inputs, labels), 3, mean=0.0, std=1.0)
+
+    def forward(state, x):
+        guess = torch.where(x.flatten() < 2, x.flatten(), 0).long()
+        return 10.0 * F.one_hot(guess, 3)
+
+    for batch in (1, 2, 3, 100):
+        accuracy, loss = evaluate(ServerModel(forward, {}), data, batch)
+        assert accuracy == pytest.approx(100 * 5 / 7)
+        assert loss == pytest.approx(F.cross_entropy(forward({}, inputs.float()), labels).item())
