@@ -73,8 +73,8 @@ class Algorithm(ABC):
         self.keeps = tuple(keeps)
         self._seed = seed
 
-    @classmethod
-    def check(cls, params: Any, network: Network, keeps: Sequence[float]) -> None:  # noqa: B027 - optional
+    @classmethod  # noqa: B027 - an optional hook
+    def check(cls, params: Any, network: Network, keeps: Sequence[float]) -> None:
         """Raise BadInput where these settings can't work with this network and these keep ratios.
 
         Called for every run of an experiment before the first one starts.

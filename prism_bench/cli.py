@@ -56,7 +56,8 @@ def run(
             metavar="KEY=VALUE",
             help="Change a setting, again for more: [bold]--set training.rounds=5 --set algorithm.kappa=4[/bold]. "
             "Replaces the grid's values where the grid varies that key: "
-            "[bold]--set 'algorithm=[prism,orthdrop]'[/bold].",
+            "[bold]--set 'algorithm=[prism,orthdrop]'[/bold]; [bold]grid.[/bold] adds one to vary: "
+            "[bold]--set 'grid.training.lr=[0.05,0.1]'[/bold].",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,

@@ -85,8 +85,10 @@ class Experiment:
             for seed in numbers:
                 run = Run.resolve(cell | {"seed": seed})
                 runs.setdefault(run.identity, run)
-        told = {"algorithm", "capacity.keep", "capacity", "data", "partition", "model"}
-        varied = [key for key in grid if key not in told]
+        # Plugins and the keep ratio have columns of their own.
+        varied = [
+            key for key in grid if key.partition(".")[0] not in PLUGINS and key not in ("capacity", "capacity.keep")
+        ]
         return cls(name, description, list(runs.values()), varied, execution, origin)
 
 
@@ -169,12 +171,13 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value: Any) -> None:
-    """Apply one ``--set``: replaces the grid's values where the grid varies that key."""
+    """Apply one ``--set``: replaces the grid's values where the grid varies that key, or is asked to by ``grid.``."""
+    into_grid = key.startswith("grid.")
     key = key.removeprefix("grid.")
     top, _, rest = key.partition(".")
     if top not in TOP_LEVEL:
         raise BadInput(f"{key}: there is no such setting. {nearest(top, TOP_LEVEL)}")
-    if key in grid:
+    if key in grid or into_grid:
         grid[key] = value if isinstance(value, list) else [value]
     elif top == "algorithm" and rest and "algorithm" in grid:
         # One grid compares algorithms with different settings: those that have this one get it.

@@ -55,6 +55,7 @@ def test_overrides():
         "1",
         "0.4 (50%) + 0.2 (50%)",
     }
+    assert {run.training.lr for run in loaded(grid__training__lr=[0.3, 0.4])} == {0.3, 0.4}
     assert len(Experiment.load(SMALL, seeds=[5]).runs) == 5
     assert {run.seed for run in Experiment.load(SMALL, seeds=3).runs} == {0, 1, 2}
 

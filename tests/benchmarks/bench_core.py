@@ -1,0 +1,108 @@
+"""Sub-model creation, merge, refresh and local training of ResNet-18, as ratios; peak memory of a round.
+
+Random images: only time and memory are looked at. Run with ``tox -e bench``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from prism_bench.algorithm import Client
+from prism_bench.orthogonal import svd
+from prism_bench.submodel import gather_stacked
+from prism_bench.testing import federation, tiny_data
+from prism_bench.train import Local, train
+
+RESNET = {"name": "resnet18"}
+
+
+def images(count, shape=(3, 32, 32), classes=10):
+    return tiny_data(shape=shape, classes=classes, samples=count)
+
+
+def local_step(algorithm, keep, model=RESNET, shape=(3, 32, 32), classes=10, clients=1):
+    """One step of batch 32 of so many clients in one pass."""
+    one = federation(algorithm, None, model, keep, images(32 * clients, shape, classes), (32,) * clients, batch=32)
+    selections = [one.algorithm.select(0, [Client(number, keep)])[0][0] for number in range(clients)]
+    state = gather_stacked(one.algorithm.state, one.algorithm.layout, selections)
+    work = [Local([one.partition[number]], np.random.default_rng(0)) for number in range(clients)]
+    return lambda: train(one.algorithm, state, work, one.data, one.run.training, 0.0)
+
+
+def test_local_training_of_a_fifth(alternate, report):
+    """The 0.2× sub-model's step against the full model's; the MACs' share is 4.7%."""
+    seconds = alternate(full=local_step("fedavg", 1.0), fifth=local_step("prism", 0.2))
+    report("0.2× step / full step", seconds["fifth"] / seconds["full"], 0.13)
+
+
+def test_overhead_of_sub_models(benchmark, report):
+    """Create + merge + refresh in a round of 20 clients at 0.2×.
+
+    Each client takes 8 steps where the paper's would take 32, so that the share is an upper bound of the paper's.
+    """
+    one = federation("prism", None, RESNET, 0.2, images(20 * 128), (128,) * 20, at_once=1, batch=32, epochs=2)
+    records = []
+    benchmark.pedantic(lambda: records.append(one.round(len(records))), rounds=2, iterations=1)
+    record = records[-1]
+    stages = {stage: record[f"seconds_{stage}"] for stage in ("create", "train", "merge", "refresh")}
+    benchmark.extra_info.update(stages)
+    overhead = stages["create"] + stages["merge"] + stages["refresh"]
+    report("(create + merge + refresh) / round", overhead / (overhead + stages["train"]), 0.05)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(512, 4608), (64, 576)])
+def test_refresh_of_one_layer(alternate, report, rows, columns):
+    matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    seconds = alternate(gram=lambda: svd(matrix), full=lambda: torch.linalg.svd(matrix, full_matrices=False))
+    report(f"{rows}×{columns}: Gram matrix / full SVD", seconds["gram"] / seconds["full"], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "algorithm", "keep"),
+    [
+        ("smallcnn", (1, 8, 8), "fedavg", 1.0),
+        ("cnn", (1, 28, 28), "prism", 0.2),
+        ("cnn", (1, 28, 28), "fedavg", 1.0),
+        ("resnet18", (3, 32, 32), "prism", 0.2),
+    ],
+)
+def test_clients_at_once(alternate, report, model, shape, algorithm, keep):
+    """Where stacking eight clients pays on this machine and where it does not: what 'auto' has to get right."""
+    one_by_one = local_step(algorithm, keep, {"name": model}, shape)
+    seconds = alternate(
+        stacked=local_step(algorithm, keep, {"name": model}, shape, clients=8),
+        loop=lambda: [one_by_one() for _ in range(8)],
+    )
+    report("stacked / one by one", seconds["stacked"] / seconds["loop"])
+
+
+PEAK = """
+import json, resource, sys
+from prism_bench.testing import federation, tiny_data
+cohort = int(sys.argv[1])
+data = tiny_data((3, 32, 32), 10, 32 * cohort)
+one = federation("prism", None, {"name": "resnet18"}, 0.2, data, (32,) * cohort, at_once=1, batch=32)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+one.round(0)
+print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+"""
+
+
+def test_peak_memory_does_not_grow_with_the_cohort(benchmark, report):
+    """A round of 100 clients against one of 20, one training at a time."""
+
+    def peak(cohort):
+        command = [sys.executable, "-c", PEAK, str(cohort)]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    small = peak(20)
+    large = benchmark.pedantic(peak, args=(100,), rounds=1, iterations=1)
+    benchmark.extra_info.update(kib_before_and_peak_of_20=small, kib_before_and_peak_of_100=large)
+    report("peak of 100 / peak of 20", large[1] / small[1], 1.2)
+    report("what the round adds, 100 / 20", (large[1] - large[0]) / (small[1] - small[0]), 1.2)
