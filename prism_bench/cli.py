@@ -17,7 +17,7 @@ from prism_bench.errors import BadInput
 if TYPE_CHECKING:
     import pandas as pd
 
-    from prism_bench.data import Dataset
+    from prism_bench.data.dataset import Dataset
     from prism_bench.experiment import Experiment
     from prism_bench.partition import Partition
     from prism_bench.rounds import Run

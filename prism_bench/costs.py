@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prism_bench.algorithm import Algorithm, Client, Forward, dense_forward
 from prism_bench.axes import State
+from prism_bench.data.dataset import Signature
 from prism_bench.models.network import Network
 
 
@@ -29,10 +30,10 @@ class Costs:
     transfer_bytes: float
 
 
-def measure(forward: Forward, shapes: dict[str, tuple[int, ...]], sample: tuple[int, ...], batch: int) -> Costs:
+def measure(forward: Forward, shapes: dict[str, tuple[int, ...]], data: Signature, batch: int) -> Costs:
     """Costs of one (sub-)model whose tensors have the given shapes, trained with the given batch."""
     params: State = {name: torch.empty(shape, device="meta", requires_grad=True) for name, shape in shapes.items()}
-    x = torch.empty(batch, *sample, device="meta")
+    x = data.example(batch)
     weights = {tensor.untyped_storage()._cdata for tensor in params.values()}
     saved: dict[int, tuple[int, Tensor]] = {}
 
@@ -53,20 +54,20 @@ def measure(forward: Forward, shapes: dict[str, tuple[int, ...]], sample: tuple[
     return Costs(parameters, counter.get_total_flops() / 2 / batch, sum(size for size, _ in saved.values()), transfer)
 
 
-def of_full_model(network: Network, sample: tuple[int, ...], batch: int) -> Costs:
+def of_full_model(network: Network, data: Signature, batch: int) -> Costs:
     """Costs of training the whole network with plain weights."""
     shapes = {name: tuple(tensor.shape) for name, tensor in network.named_parameters()}
-    return measure(lambda params, x: dense_forward(network, params, x), shapes, sample, batch)
+    return measure(lambda params, x: dense_forward(network, params, x), shapes, data, batch)
 
 
-def of_client(algorithm: Algorithm, keep: float, sample: tuple[int, ...], batch: int) -> Costs:
+def of_client(algorithm: Algorithm, keep: float, data: Signature, batch: int) -> Costs:
     """Costs of a client with the given keep ratio. Several sub-models are trained one after another: their
     activations don't add up, all else does."""
     [selections] = algorithm.select(0, [Client(0, keep)])
     each = []
     for selection in selections:
         shapes = {n: algorithm.layout.shape(n, t.shape, selection) for n, t in algorithm.state.items()}
-        each.append(measure(algorithm.forward, shapes, sample, batch))
+        each.append(measure(algorithm.forward, shapes, data, batch))
     return Costs(
         parameters=sum(costs.parameters for costs in each),
         macs=sum(costs.macs for costs in each),

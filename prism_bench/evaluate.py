@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from prism_bench.algorithm import ServerModel
-from prism_bench.data import Dataset
+from prism_bench.data.dataset import Dataset
 
 
 @torch.inference_mode()
@@ -17,7 +17,7 @@ def evaluate(model: ServerModel, data: Dataset, batch: int) -> tuple[float, floa
     loss = torch.zeros((), device=data.test.labels.device)
     parts = max(1, -(-total // batch))
     for inputs, labels in zip(data.test.inputs.tensor_split(parts), data.test.labels.tensor_split(parts), strict=True):
-        logits = model.forward(model.state, data.normalise(inputs))
+        logits = model.forward(model.state, data.prepare(inputs))
         correct += (logits.argmax(1) == labels).sum()
         loss += F.cross_entropy(logits, labels, reduction="sum")
     return 100 * correct.item() / total, loss.item() / total

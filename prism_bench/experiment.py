@@ -18,7 +18,7 @@ import yaml
 
 from prism_bench import registry, store
 from prism_bench.config import Execution, validate
-from prism_bench.data import Dataset
+from prism_bench.data.dataset import Dataset
 from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.partition import Partition
 from prism_bench.rounds import PLUGINS, SECTIONS, Federation, Run, choose_device, split
@@ -258,7 +258,7 @@ def _prepare(runs: Sequence[Run]) -> dict[str, tuple[Dataset, Partition]]:
             datasets[source] = source.load()
         if key not in partitions:
             partitions[key] = split(run, datasets[source])
-        network = run.model.settings.build(datasets[source].shape, datasets[source].classes)
+        network = run.model.settings.build(datasets[source].signature)
         run.algorithm.kind.check(run.algorithm.settings, network, run.capacity.keep)
         prepared[run.identity] = (datasets[source], partitions[key])
     return prepared

@@ -19,7 +19,7 @@ from prism_bench.algorithm import Algorithm, Client
 from prism_bench.axes import Selection
 from prism_bench.capacity import Capacity
 from prism_bench.config import Evaluation, Execution, Settings, Training, validate
-from prism_bench.data import Dataset
+from prism_bench.data.dataset import Dataset
 from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.evaluate import evaluate
 from prism_bench.partition import Partition
@@ -136,9 +136,9 @@ class Federation:
         self.run, self.partition, self.execution = run, partition, execution
         self.device = choose_device(execution.device)
         self.data = data.to(self.device)
-        network = run.model.settings.build(data.shape, data.classes)
+        network = run.model.settings.build(data.signature)
         dense = network.initial(stream(run.seed, "weights"))
-        self.full_costs = costs.of_full_model(network, data.shape, run.training.batch)
+        self.full_costs = costs.of_full_model(network, data.signature, run.training.batch)
         self.algorithm: Algorithm = run.algorithm.kind(
             run.algorithm.settings,
             network,
@@ -146,7 +146,7 @@ class Federation:
             run.capacity.keep,
             run.seed,
         )
-        each = [costs.of_client(self.algorithm, k, data.shape, run.training.batch) for k in run.capacity.keep]
+        each = [costs.of_client(self.algorithm, k, data.signature, run.training.batch) for k in run.capacity.keep]
         self.client_costs = costs.average(each, run.capacity.share)
 
     def cohort(self, round: int) -> list[Client]:

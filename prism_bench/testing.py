@@ -27,7 +27,7 @@ from prism_bench import costs
 from prism_bench.algorithm import Algorithm, Client
 from prism_bench.axes import State
 from prism_bench.config import Execution, Training
-from prism_bench.data import Dataset, Split
+from prism_bench.data.dataset import Dataset, Split
 from prism_bench.partition import Partition
 from prism_bench.rounds import Federation, Run
 from prism_bench.submodel import Merge, gather, gather_stacked
@@ -117,7 +117,7 @@ def check_round_trip(algorithm: str, params: Mapping[str, Any] | None = None, mo
 def check_idle_round(algorithm: str, params: Mapping[str, Any] | None = None, model: Mapping[str, Any] = TINY) -> None:
     """A round without local steps leaves what the server model computes as it was."""
     one = federation(algorithm, params, model, keep=1.0, epochs=0)
-    x = one.data.normalise(one.data.test.inputs)
+    x = one.data.prepare(one.data.test.inputs)
     before = one.algorithm.full_model()
     expected = before.forward(before.state, x)
     one.round(0)
@@ -170,7 +170,7 @@ def check_costs(algorithm: str, params: Mapping[str, Any] | None = None, model: 
     """A larger keep ratio never costs less, every draw at one ratio costs the same, and small ones do save."""
     one = federation(algorithm, params, model, KEEPS)
     data, full = one.data, one.full_costs
-    each = [costs.of_client(one.algorithm, keep, data.shape, batch=4) for keep in KEEPS]
+    each = [costs.of_client(one.algorithm, keep, data.signature, batch=4) for keep in KEEPS]
     for smaller, larger in pairwise(each):
         assert smaller.parameters <= larger.parameters
         assert smaller.macs <= larger.macs

@@ -20,7 +20,7 @@ from torch.func import vmap
 from prism_bench.algorithm import Algorithm
 from prism_bench.axes import State
 from prism_bench.config import Training
-from prism_bench.data import Dataset, draw_augmentation, flip_and_crop
+from prism_bench.data.dataset import Dataset, draw_augmentation, flip_and_crop
 from prism_bench.seeds import stream
 
 
@@ -82,7 +82,7 @@ def _load(data: Dataset, work: Sequence[Local], step: int, training: Training) -
         draws = [draw_augmentation(local.augment, indices.shape[1]) for local in work]
         offsets, flips = (torch.from_numpy(np.concatenate(part)).to(device) for part in zip(*draws, strict=True))
         x = flip_and_crop(x.flatten(0, 1), offsets, flips).view_as(x)
-    return data.normalise(x), y
+    return data.prepare(x), y
 
 
 def _step(

@@ -1,20 +1,9 @@
-"""What several test files share."""
+"""For every test."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-
-ALGORITHMS = ("fedavg", "prism", "orthdrop", "origdrop", "splitmix")
-MODELS = (
-    {"name": "smallcnn", "width": 10, "norm": "batch"},
-    {"name": "cnn", "width": 10},
-    {"name": "resnet18", "width": 10, "blocks": (1, 1)},
-)
-
-
-def model_id(model: dict) -> str:
-    return model["name"]
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ALGORITHMS
+from shared import ALGORITHMS
 from torch import nn
 
 from prism_bench.algorithm import Client
@@ -47,7 +47,7 @@ def test_fedavg_equals_a_hand_written_loop(at_once):
             optimiser = torch.optim.SGD(local.parameters(), lr, training.momentum, weight_decay=training.decay)
             for batch in Local.plan(partition[client.number], training, one.run.seed, round, client.number).batches:
                 optimiser.zero_grad()
-                x = data.normalise(data.train.inputs[batch])
+                x = data.prepare(data.train.inputs[batch])
                 F.cross_entropy(local(x), data.train.labels[batch]).backward()
                 optimiser.step()
             uploads.append(local.state_dict())
@@ -153,7 +153,7 @@ def test_splitmix_ensemble_is_the_mean_of_logits():
     one = federation("splitmix")
     one.round(0)
     algorithm, data = one.algorithm, tiny_data()
-    x = data.normalise(data.test.inputs)
+    x = data.prepare(data.test.inputs)
     logits = []
     for atom in range(5):
         alone = gather(algorithm.state, algorithm.layout, {"atom": torch.tensor([atom])})

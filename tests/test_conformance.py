@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import MODELS, model_id
+from shared import MODELS, model_id
 
 from prism_bench import registry
 from prism_bench.testing import CHECKS

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from prism_bench.data.dataset import Signature
 from prism_bench.errors import BadInput
+from prism_bench.models.cnn import FemnistCNN
+from prism_bench.models.resnet import ResNet18
 from prism_bench.orthogonal import OrthogonalSpace, svd
 from prism_bench.testing import federation
 
@@ -64,14 +67,11 @@ def test_there_and_back(factorise):
 
 
 def test_the_papers_layers():
-    from prism_bench.models.cnn import FemnistCNN
-    from prism_bench.models.resnet import ResNet18
-
-    resnet = ResNet18().build((3, 32, 32), 10)
+    resnet = ResNet18().build(Signature((3, 32, 32), 10))
     blocks = OrthogonalSpace(resnet).paths
     assert len(blocks) == 16
     assert all(resnet.get_submodule(path).kernel == (3, 3) for path in blocks)
-    assert OrthogonalSpace(FemnistCNN().build((1, 28, 28), 62)).paths == ("convs.1",)
+    assert OrthogonalSpace(FemnistCNN().build(Signature((1, 28, 28), 62))).paths == ("convs.1",)
     assert len(OrthogonalSpace(resnet, "all").paths) == 1 + 16 + 3 + 1
     assert OrthogonalSpace(resnet, ("blocks.7.*", "stem")).paths == ("stem", "blocks.7.conv1", "blocks.7.conv2")
 

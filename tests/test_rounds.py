@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import ALGORITHMS
+from shared import ALGORITHMS
 
 from prism_bench import rounds
 from prism_bench.capacity import Capacity
@@ -37,7 +37,7 @@ def recorded(algorithm, monkeypatch, seed=0):
 
     monkeypatch.setattr(rounds.Local, "plan", spy)
     weights = {}
-    initial = type(run.model.settings.build(data.shape, data.classes)).initial
+    initial = type(run.model.settings.build(data.signature)).initial
 
     def note(self, rng):
         weights.update(initial(self, rng))

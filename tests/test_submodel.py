@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from conftest import ALGORITHMS, MODELS, model_id
+from shared import ALGORITHMS, MODELS, model_id
 
 from prism_bench.algorithm import Client
 from prism_bench.axes import Axis, Dim, Layout
@@ -93,7 +93,7 @@ def test_sub_model_is_the_full_one_with_the_rest_zeroed(model, channels, factori
         zeroed[name] = torch.zeros_like(tensor)
         where = one.layout.index(name, selection)
         zeroed[name][where] = tensor[where]
-    x = data.normalise(data.test.inputs)
+    x = data.prepare(data.test.inputs)
     torch.testing.assert_close(one.forward(small, x), one.forward(zeroed, x), rtol=1e-3, atol=1e-3)
     assert sum(t.numel() for t in small.values()) < 0.75 * sum(t.numel() for t in one.state.values())
 

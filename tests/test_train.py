@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from prism_bench.algorithm import ServerModel
 from prism_bench.config import Training
-from prism_bench.data import CROP_PADDING, Dataset, Split, flip_and_crop
+from prism_bench.data.dataset import CROP_PADDING, Dataset, Split, flip_and_crop
 from prism_bench.errors import Diverged
 from prism_bench.evaluate import evaluate
 from prism_bench.submodel import gather_stacked
@@ -76,7 +76,7 @@ def test_reported_loss_is_the_mean_over_steps():
     loss = train(one.algorithm, stacked(one, 1), work, one.data, training, lr=0.0)
     expected = [
         F.cross_entropy(
-            one.algorithm.forward(one.algorithm.state, one.data.normalise(one.data.train.inputs[batch])),
+            one.algorithm.forward(one.algorithm.state, one.data.prepare(one.data.train.inputs[batch])),
             one.data.train.labels[batch],
         )
         for batch in work[0].batches

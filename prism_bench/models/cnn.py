@@ -9,6 +9,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from prism_bench.axes import Axis
+from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear
 from prism_bench.models.network import Model, Network
 
@@ -18,15 +19,14 @@ class ConvNet(Network):
 
     def __init__(
         self,
-        shape: tuple[int, ...],
-        classes: int,
+        data: Signature,
         widths: tuple[int, ...],
         kernels: tuple[int, ...],
         pool: tuple[bool, ...],
         norm: bool,
     ) -> None:
         super().__init__()
-        channels, height, width = shape
+        channels, height, width = data.shape
         features = Axis("input", channels, "fixed")
         self.convs, self.norms, self.pool = nn.ModuleList(), nn.ModuleList(), pool
         for number, (size, kernel, pooled) in enumerate(zip(widths, kernels, pool, strict=True)):
@@ -36,7 +36,7 @@ class ConvNet(Network):
             features = outputs
             if pooled:
                 height, width = height // 2, width // 2
-        self.classifier = Linear(features, Axis("classes", classes, "fixed"), positions=height * width)
+        self.classifier = Linear(features, Axis("classes", data.classes, "fixed"), positions=height * width)
         # The first convolution has too few inputs to gain from factors, and the published code leaves it whole.
         self.paper_layers = tuple(f"convs.{number}" for number in range(1, len(widths)))
 
@@ -54,8 +54,8 @@ class FemnistCNN(Model):
 
     width: PositiveInt = 64
 
-    def build(self, shape: tuple[int, ...], classes: int) -> ConvNet:
-        return ConvNet(shape, classes, (self.width, self.width), (5, 3), (True, True), norm=False)
+    def build(self, data: Signature) -> ConvNet:
+        return ConvNet(data, (self.width, self.width), (5, 3), (True, True), norm=False)
 
 
 class SmallCNN(Model):
@@ -64,6 +64,6 @@ class SmallCNN(Model):
     width: PositiveInt = 32
     norm: Literal["none", "batch"] = "none"
 
-    def build(self, shape: tuple[int, ...], classes: int) -> ConvNet:
+    def build(self, data: Signature) -> ConvNet:
         widths = (self.width, 2 * self.width, 2 * self.width)
-        return ConvNet(shape, classes, widths, (3, 3, 3), (True, False, True), norm=self.norm == "batch")
+        return ConvNet(data, widths, (3, 3, 3), (True, False, True), norm=self.norm == "batch")

@@ -9,6 +9,7 @@ from torch import nn
 
 from prism_bench.axes import Layout, State
 from prism_bench.config import Settings
+from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import Layer, Weighted
 
 
@@ -44,7 +45,7 @@ class Network(nn.Module):
 
 
 class Model(Settings):
-    """A model plugin: validated settings that build a `Network` for a data set's sample shape and classes."""
+    """A model plugin: validated settings that build a `Network` for a data set's signature."""
 
     @abstractmethod
-    def build(self, shape: tuple[int, ...], classes: int) -> Network: ...
+    def build(self, data: Signature) -> Network: ...

@@ -7,6 +7,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from prism_bench.axes import Axis
+from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear
 from prism_bench.models.network import Model, Network
 
@@ -32,10 +33,10 @@ class Block(nn.Module):
 class ResNet(Network):
     """Stages of residual blocks; each stage halves the map and doubles the width."""
 
-    def __init__(self, shape: tuple[int, ...], classes: int, width: int, blocks: tuple[int, ...]) -> None:
+    def __init__(self, data: Signature, width: int, blocks: tuple[int, ...]) -> None:
         super().__init__()
         features = Axis("stage1", width)
-        self.stem = Conv2d(Axis("input", shape[0], "fixed"), features, 3)
+        self.stem = Conv2d(Axis("input", data.shape[0], "fixed"), features, 3)
         self.norm = BatchNorm2d(features)
         self.blocks = nn.ModuleList()
         for stage, count in enumerate(blocks, start=1):
@@ -45,7 +46,7 @@ class ResNet(Network):
                 stride = 2 if stage > 1 and number == 0 else 1
                 self.blocks.append(Block(features, inner, outputs, stride))
                 features = outputs
-        self.classifier = Linear(features, Axis("classes", classes, "fixed"))
+        self.classifier = Linear(features, Axis("classes", data.classes, "fixed"))
         self.paper_layers = tuple(f"blocks.{n}.conv{c}" for n in range(len(self.blocks)) for c in (1, 2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,5 +63,5 @@ class ResNet18(Model):
     width: PositiveInt = 64
     blocks: tuple[PositiveInt, ...] = (2, 2, 2, 2)
 
-    def build(self, shape: tuple[int, ...], classes: int) -> ResNet:
-        return ResNet(shape, classes, self.width, self.blocks)
+    def build(self, data: Signature) -> ResNet:
+        return ResNet(data, self.width, self.blocks)

@@ -1,4 +1,4 @@
-"""Data sets as tensors on a device, and the sources they come from."""
+"""A data set as tensors on one device, and the contract of the sources it comes from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from prism_bench.config import Settings
@@ -19,7 +18,7 @@ CROP_PADDING = 4
 
 @dataclass(frozen=True)
 class Split:
-    """Raw inputs (uint8 images N×C×H×W) and their labels."""
+    """Raw inputs (uint8 images N×C×H×W, or int16 tokens N×T) and their labels."""
 
     inputs: Tensor
     labels: Tensor
@@ -32,27 +31,43 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Signature:
+    """What a network has to know of a data set: a sample's shape, the classes and, for text, the vocabulary's size."""
+
+    shape: tuple[int, ...]
+    classes: int
+    vocabulary: int | None = None
+
+    def example(self, batch: int, device: torch.device | str = "meta") -> Tensor:
+        """A batch as a network reads it: images as floats, tokens as whole numbers."""
+        dtype = torch.float32 if self.vocabulary is None else torch.int64
+        return torch.zeros(batch, *self.shape, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A training and a test part, whole on one device; batches are cut and normalised there."""
 
     train: Split
     test: Split
     classes: int
-    mean: float | tuple[float, ...]
-    std: float | tuple[float, ...]
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
     augment: bool = False
     writers: Sequence[str] | None = None
+    vocabulary: int | None = None
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
-        return tuple(self.train.inputs.shape[1:])
+    def signature(self) -> Signature:
+        return Signature(tuple(self.train.inputs.shape[1:]), self.classes, self.vocabulary)
 
     def to(self, device: torch.device) -> Dataset:
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
-    def normalise(self, raw: Tensor) -> Tensor:
-        """Raw images (..., C, H, W) as what a network reads."""
+    def prepare(self, raw: Tensor) -> Tensor:
+        """Raw images (..., C, H, W) or tokens (..., T) as what a network reads."""
+        if self.vocabulary is not None:
+            return raw.long()
         mean, std = (
             torch.tensor(value, device=raw.device, dtype=torch.float32).view(-1, 1, 1)
             for value in (self.mean, self.std)
@@ -85,23 +100,3 @@ class Source(Settings):
 
     @abstractmethod
     def load(self) -> Dataset: ...
-
-
-class Digits(Source):
-    """1,797 real handwritten digits, 8×8, that ship with scikit-learn: nothing to download."""
-
-    test_share: float = Field(0.25, gt=0, lt=1)
-
-    def load(self) -> Dataset:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-
-        images, labels = load_digits(return_X_y=True)
-        # One fixed split for every seed: the test set is part of the benchmark.
-        parts = train_test_split(images, labels, test_size=self.test_share, stratify=labels, random_state=0)
-        train_x, test_x, train_y, test_y = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
-        train, test = (
-            Split(x.view(-1, 1, 8, 8).to(torch.uint8), y.long()) for x, y in ((train_x, train_y), (test_x, test_y))
-        )
-        raw = train.inputs.float()
-        return Dataset(train, test, classes=10, mean=raw.mean().item(), std=raw.std().item())
