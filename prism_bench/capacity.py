@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from prism_bench.config import Settings
 
@@ -16,9 +16,9 @@ class Capacity(Settings):
     A mix has exact counts and each client keeps its ratio, unless ``redraw`` deals them out anew each round.
     """
 
-    keep: tuple[float, ...] = (1.0,)
-    share: tuple[float, ...] = (1.0,)
-    redraw: bool = False
+    keep: tuple[float, ...] = Field((1.0,), description="keep ratio of every client, or the ratios of a mix")
+    share: tuple[float, ...] = Field((1.0,), description="share of the clients at each ratio of a mix")
+    redraw: bool = Field(False, description="deal the mix out anew each round")
 
     @field_validator("keep", "share", mode="before")
     @classmethod

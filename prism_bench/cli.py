@@ -6,10 +6,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from prism_bench import __version__
 from prism_bench.errors import BadInput
@@ -56,7 +57,7 @@ def run(
             metavar="KEY=VALUE",
             help="Change a setting, again for more: [bold]--set training.rounds=5 --set algorithm.kappa=4[/bold]. "
             "Replaces the grid's values where the grid varies that key: "
-            "[bold]--set 'algorithm=[prism,orthdrop]'[/bold]; [bold]grid.[/bold] adds one to vary: "
+            "[bold]--set 'algorithm=\\[prism,orthdrop]'[/bold]; [bold]grid.[/bold] adds one to vary: "
             "[bold]--set 'grid.training.lr=[0.05,0.1]'[/bold].",
         ),
     ] = None,
@@ -104,45 +105,89 @@ def run(
         for file, what in zip(files, ("one row a run and round", "the table above", "the picture"), strict=True):
             out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
     for label, error in outcome.failed.items():
-        err_console.print(f"[red]failed[/red] {label}: {error}", soft_wrap=True)
+        err_console.print(f"[red]failed[/red] {escape(f'{label}: {error}')}", soft_wrap=True)
     if outcome.failed:
         raise typer.Exit(1)
 
 
 @app.command("list")
-def list_() -> None:
-    """Show every experiment and plugin, ours and installed ones, with a line on each."""
+def list_(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A plugin, or a section of an experiment (training, capacity, ...): all its settings."),
+    ] = None,
+) -> None:
+    """Show every experiment and plugin, ours and installed ones; with a NAME, all its settings.
+
+    [bold]Examples[/bold]
+
+      prism-bench list
+      prism-bench list prism
+      prism-bench list training
+    """
     from rich.table import Table
 
     from prism_bench import registry
     from prism_bench.experiment import known
 
+    if name is not None:
+        return _explain(name)
     shown = Table(box=None, pad_edge=False, show_header=False)
     shown.add_column(no_wrap=True)
     shown.add_column()
     shown.add_row("[bold]experiments[/bold]", "")
-    for name, description in known().items():
-        shown.add_row(f"  {name}", description)
+    for experiment, description in known().items():
+        shown.add_row(f"  {experiment}", escape(description))
     for kind in registry.KINDS:
         shown.add_row(f"[bold]{kind}[/bold]", "")
-        for name, point in registry.find(kind).items():
-            plugin = registry.load(kind, name, kind)
-            origin = (
-                "" if point.dist is None or point.dist.name == "prism-bench" else f" [dim]({point.dist.name})[/dim]"
-            )
-            shown.add_row(f"  {name}", (plugin.__doc__ or "").strip().partition("\n")[0] + origin)
-            settings = plugin.Params if kind == "algorithms" else plugin
-            if settings.model_fields:
-                shown.add_row("", f"[dim]{_settings(settings)}[/dim]")
+        for plugin, point in registry.find(kind).items():
+            loaded = registry.load(kind, plugin, kind)
+            origin = "" if point.dist is None or point.dist.name == "prism-bench" else f" ({point.dist.name})"
+            shown.add_row(f"  {plugin}", f"{escape(_first_line(loaded))}[dim]{origin}[/dim]")
+    out_console.print(shown)
+    out_console.print("\n[dim]Settings: prism-bench list NAME, of a plugin or of training, capacity, evaluation.[/dim]")
+
+
+def _explain(name: str) -> None:
+    """A plugin's or section's settings: default, allowed values, meaning."""
+    from rich.table import Table
+
+    from prism_bench import registry
+    from prism_bench.config import Execution
+    from prism_bench.errors import nearest
+    from prism_bench.rounds import SECTIONS
+
+    found: dict[str, Any] = {**SECTIONS, "execution": Execution}
+    for kind in registry.KINDS:
+        if name in registry.find(kind):
+            found[name] = registry.load(kind, name, kind)
+    if name not in found:
+        every = [*found, *(plugin for kind in registry.KINDS for plugin in registry.find(kind))]
+        raise BadInput(f"{name}: no plugin and no section is called that. {nearest(name, every)}")
+    owner = found[name]
+    shown = Table(title=escape(f"{name}: {_first_line(owner)}"), title_justify="left", box=None, pad_edge=False)
+    for column in ("setting", "default", "values", ""):
+        shown.add_column(column)
+    for setting, field in getattr(owner, "Params", owner).model_fields.items():
+        default = "required" if field.is_required() else str(field.default)
+        shown.add_row(setting, escape(default), escape(_values(field.annotation)), escape(field.description or ""))
     out_console.print(shown)
 
 
-def _settings(settings: Any) -> str:
-    """Each setting with its default."""
-    return ", ".join(
-        f"{name}: required" if field.is_required() else f"{name}={field.default}"
-        for name, field in settings.model_fields.items()
-    )
+def _values(annotation: Any) -> str:
+    """The values that a setting takes, in a word or two."""
+    if get_origin(annotation) is Annotated:
+        return _values(get_args(annotation)[0])
+    parts = get_args(annotation)
+    if not parts:
+        return {type(None): "none"}.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    if annotation is not None and get_origin(annotation) is tuple:
+        return f"list of {_values(parts[0])}"
+    return " | ".join(part if isinstance(part, str) else _values(part) for part in parts)
+
+
+def _first_line(plugin: Any) -> str:
+    return (plugin.__doc__ or "").strip().partition("\n")[0]
 
 
 def _version(wanted: bool) -> None:
@@ -242,7 +287,7 @@ class Display:
 
     def run_started(self, number: int, run: Run) -> None:
         self.start = time.perf_counter()
-        self.bars.reset(self.current, total=run.training.rounds, description=run.label, note="", visible=True)
+        self.bars.reset(self.current, total=run.training.rounds, description=escape(run.label), note="", visible=True)
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         if "accuracy" in record:
@@ -253,12 +298,12 @@ class Display:
         self.done += frame is not None
         self.bars.update(self.all, advance=1)
         if frame is None:
-            result = f"[red]failed[/red]: {error}"
+            result = f"[red]failed[/red]: {escape(error)}"
         else:
             how = "kept from an earlier start" if reused else f"{time.perf_counter() - self.start:.1f} s"
             result = f"{frame['accuracy'].iloc[-1]:.1f}%  [dim]{how}[/dim]"
         width = len(str(self.total))
-        self.console.print(f"  {number + 1:{width}}/{self.total}  {run.label}: {result}", highlight=False)
+        self.console.print(f"  {number + 1:{width}}/{self.total}  {escape(run.label)}: {result}", highlight=False)
 
 
 def main() -> None:

@@ -54,13 +54,13 @@ def _explain(problem: Any, kind: type[BaseModel], where: str) -> str:
 class Training(Settings):
     """Local training and the rounds around it."""
 
-    rounds: PositiveInt = 100
+    rounds: PositiveInt = Field(100, description="communication rounds")
     active: PositiveInt = Field(20, description="clients drawn each round")
     epochs: int = Field(2, ge=0, description="local epochs at each participation")
-    batch: PositiveInt = 32
-    lr: PositiveFloat = 0.1
-    schedule: Literal["cosine", "constant"] = "cosine"
-    momentum: float = Field(0.9, ge=0, lt=1)
+    batch: PositiveInt = Field(32, description="samples in a local step")
+    lr: PositiveFloat = Field(0.1, description="learning rate at the start")
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="of the learning rate over the rounds")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD; its state is fresh at each participation")
     decay: NonNegativeFloat = Field(2e-4, description="weight decay, and λ of the factors' regulariser")
     clip: PositiveFloat | None = Field(None, description="largest norm of a client's gradient")
     augment: bool = Field(True, description="flip and crop, where the data set asks for it")

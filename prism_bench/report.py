@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 CELL = ["data", "model", "partition", "algorithm", "variant", "keep", "settings"]
@@ -43,7 +44,9 @@ def table(rounds: pd.DataFrame) -> pd.DataFrame:
 
 def show(frame: pd.DataFrame, title: str, width: int) -> Table:
     """A table for a terminal of that width. Labels that are the same in every row are left out."""
-    shown = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Table(
+        title=escape(title), title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     shown.caption = (
         "Accuracy in %, mean ± std (seeds), of the model that the method deploys; full: its whole server model; "
         "trained: only the part that clients train. Costs of one client in one round, and in % of full-model "
@@ -59,7 +62,7 @@ def show(frame: pd.DataFrame, title: str, width: int) -> Table:
     for row in frame.to_dict("records"):
         costs = [f"{human(row[cost])}{between}{row[f'{cost}_%']:.0f}%" for cost in COSTS]
         accuracies = [f"{row['accuracy_full']:.1f}", f"{row['accuracy_trained']:.1f}"]
-        shown.add_row(*(str(row[column]) for column in labels), _spread(row), *accuracies, *costs)
+        shown.add_row(*(escape(str(row[column])) for column in labels), _spread(row), *accuracies, *costs)
     return shown
 
 

@@ -45,7 +45,7 @@ def tiny_data(shape: tuple[int, ...] = (1, 8, 8), classes: int = 4, samples: int
         images = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
         return Split(torch.from_numpy(images), torch.from_numpy(rng.integers(0, classes, count)))
 
-    return Dataset(part(samples), part(samples), classes, mean=127.5, std=64.0)
+    return Dataset(part(samples), part(48), classes, mean=127.5, std=64.0)
 
 
 def federation(

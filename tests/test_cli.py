@@ -147,6 +147,24 @@ def test_list_names_every_plugin(here):
         assert f"  {name} " in printed, name
 
 
+def test_list_explains_a_plugin_and_a_section(here):
+    code, printed, _ = here("list", "prism")
+    assert code == 0
+    for words in ("kappa", "prefix | kernels | rolling | random | all", "smooth factor κ"):
+        assert words in printed
+    assert "clients drawn each round" in here("list", "training")[1]
+    code, _, printed = here("list", "prims")
+    assert code == 2
+    assert "Did you mean 'prism'?" in printed
+
+
+def test_brackets_are_not_taken_for_markup(file, here):
+    code, _, progress = here("run", "mine.yaml", "--set", "algorithm.factorise=[convs.1]")
+    assert code == 0
+    assert "factorise=('convs.1',)" in progress
+    assert "'algorithm=[prism,orthdrop]'" in " ".join(here("run", "--help")[1].replace("│", " ").split())
+
+
 def test_help_does_not_wait_for_torch(tmp_path):
     code = "import sys; sys.argv = ['prism-bench', 'run', '--help']\nfrom prism_bench.cli import app\n"
     code += "try: app()\nfinally: assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
