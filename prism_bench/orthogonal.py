@@ -37,7 +37,7 @@ def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class OrthogonalSpace:
     """A network with some layers factorised, and the way there and back.
 
-    ``factorise`` is "paper" (the layers that the paper factorises), "all", or patterns of layer names.
+    ``factorise`` is the name of one of the network's groups of layers ("paper", "all", ...), or patterns of names.
     """
 
     def __init__(self, network: Network, factorise: str | tuple[str, ...] = "paper") -> None:
@@ -105,13 +105,13 @@ class OrthogonalSpace:
 
 def chosen_layers(network: Network, factorise: str | tuple[str, ...]) -> tuple[str, ...]:
     """The layers that a ``factorise`` setting means; BadInput where it means none."""
-    known = network.weighted_layers()
-    if factorise == "paper":
-        return network.paper_layers
-    if factorise == "all":
-        return tuple(known)
+    known, groups = network.weighted_layers(), network.groups()
+    if isinstance(factorise, str) and factorise in groups:
+        return groups[factorise]
     patterns = (factorise,) if isinstance(factorise, str) else factorise
     for pattern in patterns:
         if not any(fnmatch(path, pattern) for path in known):
-            raise BadInput(f"algorithm.factorise: no layer is called '{pattern}'. {nearest(pattern, known)}")
+            raise BadInput(
+                f"algorithm.factorise: no layer is called '{pattern}'. {nearest(pattern, [*groups, *known])}"
+            )
     return tuple(path for path in known if any(fnmatch(path, pattern) for pattern in patterns))

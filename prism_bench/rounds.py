@@ -137,7 +137,7 @@ class Federation:
         self.device = choose_device(execution.device)
         self.data = data.to(self.device)
         network = run.model.settings.build(data.signature)
-        dense = network.initial(stream(run.seed, "weights"))
+        dense = run.model.settings.initial(network, stream(run.seed, "weights"))
         self.full_costs = costs.of_full_model(network, data.signature, run.training.batch)
         self.algorithm: Algorithm = run.algorithm.kind(
             run.algorithm.settings,

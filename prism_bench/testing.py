@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -28,8 +29,9 @@ from prism_bench.algorithm import Algorithm, Client
 from prism_bench.axes import State
 from prism_bench.config import Execution, Training
 from prism_bench.data.dataset import Dataset, Split
+from prism_bench.errors import BadInput
 from prism_bench.partition import Partition
-from prism_bench.rounds import Federation, Run
+from prism_bench.rounds import Federation, Plugin, Run
 from prism_bench.submodel import Merge, gather, gather_stacked
 from prism_bench.train import Local, train
 
@@ -37,15 +39,35 @@ TINY: Mapping[str, Any] = {"name": "smallcnn", "width": 10, "norm": "batch"}
 KEEPS = (0.2, 0.4, 0.7, 1.0)
 
 
-def tiny_data(shape: tuple[int, ...] = (1, 8, 8), classes: int = 4, samples: int = 48, seed: int = 0) -> Dataset:
-    """Random images: for checks of mechanics, never of accuracy."""
+def tiny_data(
+    shape: tuple[int, ...] = (1, 8, 8),
+    classes: int = 4,
+    samples: int = 48,
+    seed: int = 0,
+    vocabulary: int | None = None,
+) -> Dataset:
+    """Random images, or words: for checks of mechanics, never of accuracy."""
     rng = np.random.default_rng(seed)
+    top, kind = (256, np.uint8) if vocabulary is None else (vocabulary, np.int16)
 
     def part(count: int) -> Split:
-        images = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
-        return Split(torch.from_numpy(images), torch.from_numpy(rng.integers(0, classes, count)))
+        inputs = rng.integers(0, top, (count, *shape)).astype(kind)
+        return Split(torch.from_numpy(inputs), torch.from_numpy(rng.integers(0, classes, count)))
 
-    return Dataset(part(samples), part(48), classes, mean=127.5, std=64.0)
+    return Dataset(part(samples), part(48), classes, mean=127.5, std=64.0, vocabulary=vocabulary)
+
+
+def data_for(model: Mapping[str, Any], samples: int) -> Dataset:
+    """The smallest data that the model takes: few words, small images, or images of its usual size."""
+    settings = Plugin.choose("model", model).settings
+    if settings.usual.vocabulary is not None:
+        return tiny_data((7,), 3, samples, vocabulary=30)
+    for shape in ((1, 8, 8), settings.usual.shape):
+        data = tiny_data(shape, samples=samples)
+        with suppress(BadInput):
+            settings.build(data.signature)
+            break
+    return data
 
 
 def federation(
@@ -59,7 +81,7 @@ def federation(
     **training: Any,
 ) -> Federation:
     """A small run of the algorithm, ready to go; clients have the given numbers of samples."""
-    data = data or tiny_data(samples=sum(sizes))
+    data = data or data_for(model, sum(sizes))
     keeps = [keep] if isinstance(keep, (int, float)) else list(keep)
     run = Run.resolve(
         {

@@ -1,15 +1,16 @@
-"""Plain convolutional networks: the paper's for FEMNIST, and a small one for the embedded digits."""
+"""Plain convolutional networks: the paper's for FEMNIST, VGG11, and a small one for the embedded digits."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from prism_bench.axes import Axis
+from prism_bench.axes import Axis, Dim
 from prism_bench.data.dataset import Signature
+from prism_bench.errors import BadInput
 from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear
 from prism_bench.models.network import Model, Network
 
@@ -26,6 +27,9 @@ class ConvNet(Network):
         norm: bool,
     ) -> None:
         super().__init__()
+        smallest = 2 ** sum(pool)
+        if len(data.shape) != 3 or min(data.shape[1:]) < smallest:
+            raise BadInput(f"model.name: needs images of at least {smallest}×{smallest} (samples are {data.shape}).")
         channels, height, width = data.shape
         features = Axis("input", channels, "fixed")
         self.convs, self.norms, self.pool = nn.ModuleList(), nn.ModuleList(), pool
@@ -36,7 +40,8 @@ class ConvNet(Network):
             features = outputs
             if pooled:
                 height, width = height // 2, width // 2
-        self.classifier = Linear(features, Axis("classes", data.classes, "fixed"), positions=height * width)
+        flattened = Dim(features, expand=height * width)
+        self.classifier = Linear(flattened, Axis("classes", data.classes, "fixed"))
         # The first convolution has too few inputs to gain from factors, and the published code leaves it whole.
         self.paper_layers = tuple(f"convs.{number}" for number in range(1, len(widths)))
 
@@ -53,6 +58,7 @@ class FemnistCNN(Model):
     """The paper's FEMNIST network: 64@5×5, pool, 64@3×3, pool, linear; no normalisation."""
 
     width: PositiveInt = 64
+    usual: ClassVar[Signature] = Signature((1, 28, 28), 62)
 
     def build(self, data: Signature) -> ConvNet:
         return ConvNet(data, (self.width, self.width), (5, 3), (True, True), norm=False)
@@ -63,7 +69,20 @@ class SmallCNN(Model):
 
     width: PositiveInt = 32
     norm: Literal["none", "batch"] = "none"
+    usual: ClassVar[Signature] = Signature((1, 8, 8), 10)
 
     def build(self, data: Signature) -> ConvNet:
         widths = (self.width, 2 * self.width, 2 * self.width)
         return ConvNet(data, widths, (3, 3, 3), (True, False, True), norm=self.norm == "batch")
+
+
+class VGG11(Model):
+    """VGG11 with BatchNorm for 32×32 images: eight 3×3 convolutions, one linear classifier."""
+
+    width: PositiveInt = 64
+    usual: ClassVar[Signature] = Signature((3, 32, 32), 10)
+
+    def build(self, data: Signature) -> ConvNet:
+        widths = tuple(self.width * times for times in (1, 2, 4, 4, 8, 8, 8, 8))
+        pool = (True, True, False, True, False, True, False, True)
+        return ConvNet(data, widths, (3,) * 8, pool, norm=True)

@@ -6,6 +6,7 @@ A network is built once on the meta device; `torch.func.functional_call` with sm
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import overload
 
 import numpy as np
@@ -97,31 +98,39 @@ class Weighted(Layer):
         """A linear map of the features at each position: weight (out, in), no kernel."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor) -> Tensor:
+    def map(self) -> Callable[[Tensor], Tensor]:
+        """The layer as a function, with what does not depend on its input worked out once."""
+        bias = self.scaled(self.bias)
         if self.rank is None:
-            return self.product(x, self.scaled(self.weight), self.scaled(self.bias))
-        return self.mix(self.product(x, self.v), self.scaled(self.u), self.scaled(self.bias))
+            weight = self.scaled(self.weight)
+            return lambda x: self.product(x, weight, bias)
+        u, v = self.scaled(self.u), self.v
+        return lambda x: self.mix(self.product(x, v), u, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map()(x)
 
 
 class Conv2d(Weighted):
-    """Convolution; padding keeps the size at stride 1."""
+    """Convolution; padding keeps the size at stride 1, unless it cuts the image into patches (stride = kernel)."""
 
     def __init__(self, inputs: Axis, outputs: Axis, kernel: int, stride: int = 1, bias: bool = False) -> None:
         super().__init__(Dim(inputs), Dim(outputs), (kernel, kernel), bias)
         self.stride = stride
+        self.padding = 0 if stride == kernel else kernel // 2
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.conv2d(x, weight, bias, stride=self.stride, padding=self.kernel[0] // 2)
+        return F.conv2d(x, weight, bias, stride=self.stride, padding=self.padding)
 
     def mix(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.conv2d(x, weight[:, :, None, None], bias)
 
 
 class Linear(Weighted):
-    """Linear map of the last dimension; ``positions`` where its input is a flattened feature map."""
+    """Linear map of the last dimension; a side may be an axis laid out more than once (gates, heads, positions)."""
 
-    def __init__(self, inputs: Axis, outputs: Axis, positions: int = 1, bias: bool = True) -> None:
-        super().__init__(Dim(inputs, expand=positions), Dim(outputs), (), bias)
+    def __init__(self, inputs: Axis | Dim, outputs: Axis | Dim, bias: bool = True) -> None:
+        super().__init__(_dim(inputs), _dim(outputs), (), bias)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
@@ -129,8 +138,12 @@ class Linear(Weighted):
     mix = product
 
 
-class BatchNorm2d(Layer):
-    """BatchNorm without running statistics: the batch's own, in training and in evaluation."""
+def _dim(side: Axis | Dim) -> Dim:
+    return side if isinstance(side, Dim) else Dim(side)
+
+
+class Norm(Layer):
+    """A normalisation with a scale and a shift per feature."""
 
     weight: Tensor
     bias: Tensor
@@ -147,5 +160,39 @@ class BatchNorm2d(Layer):
         size = self.features.size
         return {"weight": torch.ones(size), "bias": torch.zeros(size)}
 
+
+class BatchNorm2d(Norm):
+    """BatchNorm without running statistics: the batch's own, in training and in evaluation."""
+
     def forward(self, x: Tensor) -> Tensor:
         return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
+
+
+class LayerNorm(Norm):
+    """LayerNorm over the features that are there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, eps=1e-6)
+
+
+class Table(Layer):
+    """One vector of features for each of ``rows`` things: words of a vocabulary, positions in an image."""
+
+    weight: Tensor
+
+    def __init__(self, rows: int, features: Axis, std: float) -> None:
+        super().__init__()
+        self.features, self.std = Dim(features), std
+        # Features first: what is cut comes before what is not.
+        self.declare(weight=(features.size, rows))
+
+    def dims(self) -> dict[str, Dims]:
+        return {"weight": (self.features, None)}
+
+    def initial(self, rng: np.random.Generator) -> State:
+        values = rng.normal(0, self.std, tuple(self.weight.shape)).astype(np.float32)
+        return {"weight": torch.from_numpy(values)}
+
+    def forward(self, rows: Tensor | None = None) -> Tensor:
+        """The vectors of the given rows, or of all."""
+        return self.weight.T if rows is None else F.embedding(rows, self.weight.T)

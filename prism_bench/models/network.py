@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import numpy as np
 from torch import nn
@@ -18,6 +19,10 @@ class Network(nn.Module):
 
     paper_layers: tuple[str, ...] = ()
     """The layers that the paper (or its published code, where the paper is silent) factorises."""
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Names for sets of layers, as in ``algorithm.factorise``."""
+        return {"paper": self.paper_layers, "all": tuple(self.weighted_layers())}
 
     def layers(self) -> dict[str, Layer]:
         return {path: module for path, module in self.named_modules() if isinstance(module, Layer)}
@@ -47,5 +52,12 @@ class Network(nn.Module):
 class Model(Settings):
     """A model plugin: validated settings that build a `Network` for a data set's signature."""
 
+    usual: ClassVar[Signature]
+    """The data that the model is known for: what its costs are worked out on, unless a run says otherwise."""
+
     @abstractmethod
     def build(self, data: Signature) -> Network: ...
+
+    def initial(self, network: Network, rng: np.random.Generator) -> State:
+        """The weights that a run starts from."""
+        return network.initial(rng)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
@@ -62,6 +64,7 @@ class ResNet18(Model):
 
     width: PositiveInt = 64
     blocks: tuple[PositiveInt, ...] = (2, 2, 2, 2)
+    usual: ClassVar[Signature] = Signature((3, 32, 32), 10)
 
     def build(self, data: Signature) -> ResNet:
         return ResNet(data, self.width, self.blocks)
