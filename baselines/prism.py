@@ -82,10 +82,11 @@ class PriSM(OrthogonalAlgorithm):
         if self.params.channels == "random":
             return np.sort(rng.permutation(axis.size)[:count])
         if self.params.channels == "kernels":
-            # An axis that several layers write (a residual stage) follows the first of them that is factorised;
-            # one that no factorised layer writes, and what a rank below the width leaves open, falls to the prefix.
+            # An axis that several layers write (a residual stage) follows the first of them that is factorised; one that
+            # no factorised layer writes falls to the prefix, and so does what too few kernels leave open. Where the
+            # axis is laid out several times (gates, heads), a kernel stands for the feature of its number.
             writers = [path for path in self.space.paths if self.space.layer(path).outputs.axis == axis]
-            chosen = kernels[writers[0]][:count] if writers else np.arange(0)
+            chosen = np.unique(kernels[writers[0]] % axis.size)[:count] if writers else np.arange(0)
             rest = np.setdiff1d(np.arange(axis.size), chosen)[: count - len(chosen)]
             return np.sort(np.concatenate([chosen, rest]))
         return np.arange(count)
