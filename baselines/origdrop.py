@@ -29,9 +29,9 @@ class OrigDrop(Algorithm):
 
     params: Params
 
-    def __init__(self, params: Params, network: Network, dense: State, keeps: Sequence[float], seed: int) -> None:
+    def __init__(self, params: Params, network: Network, dense: State, seed: int) -> None:
         network.set_rescale(params.scaling)
-        super().__init__(params, network, dense, keeps, seed)
+        super().__init__(params, network, dense, seed)
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         return [[self._first(client.keep)] for client in cohort]

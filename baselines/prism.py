@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from prism_bench.axes import Axis, Selection, State, first
 from prism_bench.capacity import kept
 from prism_bench.models.network import Network
 from prism_bench.submodel import gather
+
+Ratio = Annotated[float, Field(gt=0, le=1)]
 
 
 class PriSM(OrthogonalAlgorithm):
@@ -43,12 +45,14 @@ class PriSM(OrthogonalAlgorithm):
             "a window that moves with the rounds, random ones, or all (no memory saving)",
         )
         scaling: bool = Field(False, description="scale activations by full/present channels")
+        rank_keep: Ratio | None = Field(None, description="share of the kernels, where not the client's keep ratio")
+        channel_keep: Ratio | None = Field(None, description="share of the channels, where not the keep ratio")
 
     params: Params
 
-    def __init__(self, params: Params, network: Network, dense: State, keeps: Sequence[float], seed: int) -> None:
+    def __init__(self, params: Params, network: Network, dense: State, seed: int) -> None:
         network.set_rescale(params.scaling)
-        super().__init__(params, network, dense, keeps, seed)
+        super().__init__(params, network, dense, seed)
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         sigmas = {path: self.space.sigma(self.state, path).double().cpu().numpy() for path in self.space.paths}
@@ -70,19 +74,19 @@ class PriSM(OrthogonalAlgorithm):
             scores = kappa * np.log(np.maximum(sigma, np.finfo(float).tiny))
         else:
             scores = sigma if self.params.sampling == "softmax" else np.zeros_like(sigma)
-        return sample(scores, kept(keep, len(sigma)), rng)
+        return sample(scores, kept(self.params.rank_keep or keep, len(sigma)), rng)
 
     def _channels(
         self, axis: Axis, round: int, keep: float, kernels: dict[str, np.ndarray], rng: np.random.Generator
     ) -> np.ndarray:
         """The output channels kept along a feature axis; whatever reads the axis next takes the same ones."""
-        count = kept(keep, axis.size)
+        count = kept(self.params.channel_keep or keep, axis.size)
         if self.params.channels == "rolling":
             return np.sort((round + np.arange(count)) % axis.size)
         if self.params.channels == "random":
             return np.sort(rng.permutation(axis.size)[:count])
         if self.params.channels == "kernels":
-            # An axis that several layers write (a residual stage) follows the first of them that is factorised; one that
+            # An axis that several layers write (a residual stage) follows the first that is factorised; one that
             # no factorised layer writes falls to the prefix, and so does what too few kernels leave open. Where the
             # axis is laid out several times (gates, heads), a kernel stands for the feature of its number.
             writers = [path for path in self.space.paths if self.space.layer(path).outputs.axis == axis]
@@ -94,7 +98,7 @@ class PriSM(OrthogonalAlgorithm):
     def trained_part(self) -> ServerModel | None:
         if self.params.channels != "prefix":
             return None
-        keep = max(self.keeps)
+        keep = self.params.channel_keep or max(self.keeps)
         layout = self.network.layout()
         prefix = {axis.name: first(kept(keep, axis.size), self.device) for axis in layout.of_kind("feature")}
         dense = gather(self.space.leave(self.state), layout, prefix)

@@ -34,9 +34,9 @@ class SplitMix(Algorithm):
 
     params: Params
 
-    def __init__(self, params: Params, network: Network, dense: State, keeps: Sequence[float], seed: int) -> None:
+    def __init__(self, params: Params, network: Network, dense: State, seed: int) -> None:
         network.set_rescale(params.scaling)
-        super().__init__(params, network, dense, keeps, seed)
+        super().__init__(params, network, dense, seed)
         self.atoms = round(1 / params.atom)
         # Atom k starts as block k of the shared initial model; where the width does not divide, blocks overlap.
         self.state = gather_stacked(dense, self.layout, [self._block(number) for number in range(self.atoms)])
@@ -62,6 +62,9 @@ class SplitMix(Algorithm):
 
     def _budget(self, keep: float) -> int:
         return min(self.atoms, round(keep / self.params.atom))
+
+    def ratios(self) -> list[float]:
+        return [min(1.0, count * self.params.atom) for count in range(1, self.atoms + 1)]
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         plan: list[list[Selection]] = []

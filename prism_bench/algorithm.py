@@ -53,7 +53,7 @@ class Algorithm(ABC):
     state : the server's tensors, in the space the method works in; all that a checkpoint needs
     layout : the axes of those tensors
     network : the whole model, with plain weights
-    keeps : the keep ratios that occur among all clients
+    keeps : the keep ratios that occur among all clients; set by the run
     """
 
     Params: ClassVar[type[Settings]] = Settings
@@ -65,12 +65,12 @@ class Algorithm(ABC):
     deploys: ClassVar[Literal["full", "trained"]] = "full"
     """Which of its models the method itself would use: the one whose accuracy is *the* accuracy."""
 
-    def __init__(self, params: Any, network: Network, dense: State, keeps: Sequence[float], seed: int) -> None:
+    def __init__(self, params: Any, network: Network, dense: State, seed: int) -> None:
         self.params = params
         self.network = network
         self.layout = network.layout()
         self.state = dense
-        self.keeps = tuple(keeps)
+        self.keeps: tuple[float, ...] = (1.0,)
         self._seed = seed
 
     @classmethod  # noqa: B027 - an optional hook
@@ -83,6 +83,13 @@ class Algorithm(ABC):
     @abstractmethod
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         """For each client of the cohort the sub-models it trains: nearly always one."""
+
+    def ratios(self) -> list[float]:
+        """The keep ratios at which a sub-model grows, rising: what a budget chooses from."""
+        if not self.cuts:
+            return [1.0]
+        sizes = {axis.size for kind in ("feature", "rank") for axis in self.layout.of_kind(kind)}
+        return sorted({count / size for size in sizes for count in range(1, size + 1)})
 
     def forward(self, params: State, x: Tensor) -> Tensor:
         """Logits of a (sub-)model: the same code for every size, as the layers take their shapes from ``params``."""
@@ -132,8 +139,8 @@ class OrthogonalAlgorithm(Algorithm):
 
     Params = OrthogonalParams
 
-    def __init__(self, params: Any, network: Network, dense: State, keeps: Sequence[float], seed: int) -> None:
-        super().__init__(params, network, dense, keeps, seed)
+    def __init__(self, params: Any, network: Network, dense: State, seed: int) -> None:
+        super().__init__(params, network, dense, seed)
         self.space = OrthogonalSpace(network, params.factorise)
         self.layout = self.space.layout
         self.state = self.space.enter(dense)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from prism_bench import __version__
+from prism_bench.cli_costs import costs
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -189,6 +190,9 @@ def _values(annotation: Any) -> str:
 
 def _first_line(plugin: Any) -> str:
     return (plugin.__doc__ or "").strip().partition("\n")[0]
+
+
+app.command()(costs)
 
 
 def _version(wanted: bool) -> None:

@@ -6,8 +6,9 @@ is kept for the backward pass is there to be counted.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prism_bench.algorithm import Algorithm, Client, Forward, dense_forward
 from prism_bench.axes import State
+from prism_bench.capacity import Budget
 from prism_bench.data.dataset import Signature
+from prism_bench.errors import BadInput
 from prism_bench.models.network import Network
 
 
@@ -74,6 +77,21 @@ def of_client(algorithm: Algorithm, keep: float, data: Signature, batch: int) ->
         activation_bytes=max(costs.activation_bytes for costs in each),
         transfer_bytes=sum(costs.transfer_bytes for costs in each),
     )
+
+
+def largest_keep(algorithm: Algorithm, budget: Budget, full: Costs, data: Signature, batch: int) -> float:
+    """The keep ratio of the largest sub-model within a budget; BadInput where not even the smallest one fits."""
+    ratios = algorithm.ratios()
+
+    def fits(keep: float) -> bool:
+        return budget.allows(asdict(of_client(algorithm, keep, data, batch)), asdict(full))
+
+    if not fits(ratios[0]):
+        smallest = asdict(of_client(algorithm, ratios[0], data, batch))
+        needs = ", ".join(f"{name} {smallest[name]:,.0f}" for name in budget.limits())
+        raise BadInput(f"capacity.budget: nothing fits {budget.label}; the smallest sub-model costs {needs}.")
+    # Costs rise with the ratio: the last that fits, by halving.
+    return ratios[bisect.bisect_left(ratios, True, key=lambda keep: not fits(keep)) - 1]
 
 
 def average(costs: Sequence[Costs], shares: Sequence[float]) -> Costs:

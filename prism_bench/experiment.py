@@ -34,7 +34,7 @@ class Experiment:
     description: str
     runs: list[Run]
     varied: list[str]
-    """The settings that the grid varies, other than the algorithm, the capacity and the seed."""
+    """The settings that the grid varies, other than those with a column of their own: plugins and capacities."""
     execution: Execution
     origin: str
     """The file that errors name."""
@@ -85,10 +85,8 @@ class Experiment:
             for seed in numbers:
                 run = Run.resolve(cell | {"seed": seed})
                 runs.setdefault(run.identity, run)
-        # Plugins and the keep ratio have columns of their own.
-        varied = [
-            key for key in grid if key.partition(".")[0] not in PLUGINS and key not in ("capacity", "capacity.keep")
-        ]
+        told = {"capacity", "capacity.keep", "capacity.budget"}
+        varied = [key for key in grid if key.partition(".")[0] not in PLUGINS and key not in told]
         return cls(name, description, list(runs.values()), varied, execution, origin)
 
 
@@ -259,7 +257,11 @@ def _prepare(runs: Sequence[Run]) -> dict[str, tuple[Dataset, Partition]]:
         if key not in partitions:
             partitions[key] = split(run, datasets[source])
         network = run.model.settings.build(datasets[source].signature)
-        run.algorithm.kind.check(run.algorithm.settings, network, run.capacity.keep)
+        keeps = () if run.capacity.budget else run.capacity.keep
+        run.algorithm.kind.check(run.algorithm.settings, network, keeps)
+        if run.capacity.budget and run.seed == runs[0].seed:
+            # Building the run finds its largest sub-model, or says that none fits.
+            Federation(run, datasets[source], partitions[key], Execution(device="cpu"))
         prepared[run.identity] = (datasets[source], partitions[key])
     return prepared
 

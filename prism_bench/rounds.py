@@ -143,10 +143,15 @@ class Federation:
             run.algorithm.settings,
             network,
             {name: tensor.to(self.device) for name, tensor in dense.items()},
-            run.capacity.keep,
             run.seed,
         )
-        each = [costs.of_client(self.algorithm, k, data.signature, run.training.batch) for k in run.capacity.keep]
+        about = (data.signature, run.training.batch)
+        self.keeps = run.capacity.keep
+        if run.capacity.budget:
+            budgets = run.capacity.budget
+            self.keeps = tuple(costs.largest_keep(self.algorithm, b, self.full_costs, *about) for b in budgets)
+        self.algorithm.keeps = self.keeps
+        each = [costs.of_client(self.algorithm, keep, *about) for keep in self.keeps]
         self.client_costs = costs.average(each, run.capacity.share)
 
     def cohort(self, round: int) -> list[Client]:
@@ -154,7 +159,7 @@ class Federation:
         run, total = self.run, len(self.partition)
         dealt = run.capacity.deal(total, stream(run.seed, "capacity", *([round] if run.capacity.redraw else [])))
         chosen = stream(run.seed, "cohort", round).permutation(total)[: run.training.active]
-        return [Client(int(number), float(dealt[number])) for number in chosen]
+        return [Client(int(number), self.keeps[dealt[number]]) for number in chosen]
 
     def learning_rate(self, round: int) -> float:
         training = self.run.training
@@ -205,7 +210,7 @@ class Federation:
         """In %, of the model that the method deploys, of its full model and of the part that was trained."""
         batch = self.run.evaluation.batch
         full = trained = evaluate(self.algorithm.full_model(), self.data, batch)
-        part = self.algorithm.trained_part() if max(self.run.capacity.keep) < 1 else None
+        part = self.algorithm.trained_part() if max(self.keeps) < 1 else None
         if part is not None:
             trained = evaluate(part, self.data, batch)
         accuracy, loss = full if self.algorithm.deploys == "full" else trained
@@ -232,9 +237,10 @@ class Federation:
                 yield tasks[start : start + at_once]
 
     def costs(self) -> dict[str, float]:
-        """What one client pays in one round, and what it would for the full model."""
+        """What one client pays in one round, what it would for the full model, and the mean keep ratio behind it."""
         full = {f"full_{name}": value for name, value in asdict(self.full_costs).items()}
-        return asdict(self.client_costs) | full
+        mean = sum(keep * share for keep, share in zip(self.keeps, self.run.capacity.share, strict=True))
+        return asdict(self.client_costs) | full | {"keep_ratio": mean}
 
 
 class Stopwatch:
