@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prism_bench.algorithm import Client, OrthogonalAlgorithm, ServerModel
-from prism_bench.axes import Selection, first
+from prism_bench.axes import Selection
 from prism_bench.capacity import kept
 
 
@@ -20,8 +20,13 @@ class OrthDrop(OrthogonalAlgorithm):
         return [[self._top(client.keep)] for client in cohort]
 
     def _top(self, keep: float) -> Selection:
-        # The refresh leaves the kernels in falling order of σ.
-        return {axis.name: first(kept(keep, axis.size), self.device) for axis in self.layout.of_kind("rank")}
+        top = {}
+        for path in self.space.paths:
+            # In falling order of σ right after a refresh, and not for long after that.
+            order = self.space.sigma(self.state, path).argsort(descending=True, stable=True)
+            axis = self.space.rank(path)
+            top[axis.name] = order[: kept(keep, axis.size)].sort().values
+        return top
 
     def trained_part(self) -> ServerModel:
         return self.part(self._top(max(self.keeps)))

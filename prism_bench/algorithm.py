@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.func import functional_call
 
@@ -100,7 +100,7 @@ class Algorithm(ABC):
         for name, gradient in gradients.items():
             gradient.add_(params[name], alpha=strength)
 
-    def finish_round(self, merged: State) -> None:
+    def finish_round(self, round: int, merged: State) -> None:
         """Take over the merged tensors."""
         self.state = merged
 
@@ -129,6 +129,7 @@ class OrthogonalParams(Settings):
     """Settings of every method in the orthogonal space."""
 
     factorise: str | tuple[str, ...] = Field("paper", description="'paper', 'all', or patterns of layer names")
+    refresh: PositiveInt = Field(1, description="rounds from one decomposition to the next")
     regulariser: Literal["frobenius", "weight_decay"] = Field(
         "frobenius", description="on the factors: λ/2‖UV‖², or plain weight decay on U and V"
     )
@@ -158,9 +159,10 @@ class OrthogonalAlgorithm(Algorithm):
         else:
             self.space.add_decay(params, gradients, strength)
 
-    def finish_round(self, merged: State) -> None:
+    def finish_round(self, round: int, merged: State) -> None:
         """Rebuild the weights and decompose them again, so that the kernels stay orthogonal and sorted by σ."""
-        self.state = self.space.enter(self.space.leave(merged))
+        due = (round + 1) % self.params.refresh == 0
+        self.state = self.space.enter(self.space.leave(merged)) if due else merged
 
     def full_model(self) -> ServerModel:
         return ServerModel(partial(dense_forward, self.network), self.space.leave(self.state))

@@ -57,6 +57,7 @@ class Training(Settings):
     rounds: PositiveInt = Field(100, description="communication rounds")
     active: PositiveInt = Field(20, description="clients drawn each round")
     epochs: int = Field(2, ge=0, description="local epochs at each participation")
+    steps: PositiveInt | None = Field(None, description="at most so many local steps; none: the whole epochs")
     batch: PositiveInt = Field(32, description="samples in a local step")
     lr: PositiveFloat = Field(0.1, description="learning rate at the start")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="of the learning rate over the rounds")

@@ -85,8 +85,9 @@ class OrthogonalSpace:
         return dense
 
     def sigma(self, state: State, path: str) -> Tensor:
-        """The singular values of a layer right after `enter`: the squared length of u'."""
-        return state[f"{path}.u"].square().sum(0)
+        """The size of each kernel, ‖u'‖·‖v'‖: its singular value right after `enter`."""
+        u, v = state[f"{path}.u"], state[f"{path}.v"]
+        return torch.linalg.vector_norm(u, dim=0) * torch.linalg.vector_norm(v.flatten(1), dim=1)
 
     def add_decay(self, params: State, gradients: State, strength: float) -> None:
         """Add the gradient of λ/2‖UV‖² on the factors, in closed form, and of λ/2‖·‖² on every other tensor.

@@ -199,7 +199,7 @@ class Federation:
         with clock("merge"):
             merged = merge.result()
         with clock("refresh"):
-            algorithm.finish_round(merged)
+            algorithm.finish_round(round, merged)
         record: dict[str, Any] = {"round": round + 1, "lr": lr, "train_loss": loss}
         if (round + 1) % run.evaluation.every == 0 or round + 1 == run.training.rounds:
             with clock("evaluate"):

@@ -39,7 +39,7 @@ class Local:
         for _ in range(training.epochs):
             order = samples[rng.permutation(len(samples))]
             batches += [order[start : start + training.batch] for start in range(0, len(order), training.batch)]
-        return cls(batches, stream(seed, "augment", round, client))
+        return cls(batches[: training.steps], stream(seed, "augment", round, client))
 
 
 def train(

@@ -123,7 +123,7 @@ PRINTED = {
 
 @pytest.mark.parametrize("cell", PRINTED, ids=str)
 def test_the_papers_view_has_the_papers_digits(resnet_table, cell):
-    """To the printed digit; to one unit where the paper truncates (25.56 → 25.5, 4.95 → 4.9) or rounds up (9.44 → 9.5)."""
+    """To the digit; within one unit where the paper truncates (25.56 → 25.5, 4.95 → 4.9) or rounds up (9.44 → 9.5)."""
     row = resnet_table.loc[cell]
     for key, text in PRINTED[cell].items():
         digits = len(text.partition(".")[2])

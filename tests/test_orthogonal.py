@@ -81,6 +81,20 @@ def test_an_unknown_layer_is_an_error():
         federation("prism", {"factorise": ["convs.9"]})
 
 
+@pytest.mark.parametrize("algorithm", ["prism", "orthdrop"])
+def test_a_refresh_can_be_seldom(algorithm):
+    """Between refreshes the factors are what the merge left; the server's model is the same either way."""
+    often, seldom = (federation(algorithm, {"refresh": rounds}, keep=0.4) for rounds in (1, 3))
+    for round in range(3):
+        seldom.round(round)
+        u = seldom.algorithm.state["convs.1.u"]
+        product = u.T @ u
+        orthogonal = (product - product.diag().diag()).abs().max() < 1e-4 * product.diag().max()
+        assert orthogonal == (round == 2)
+    often.round(0)
+    assert often.algorithm.state["convs.1.u"].shape == u.shape
+
+
 @pytest.mark.parametrize("clients", [None, 3])
 def test_the_regularisers_gradient_is_the_closed_form(clients):
     """λ·U(VVᵀ) and λ·(UᵀU)V on the factors, plain decay on the rest; one sub-model or stacked ones."""

@@ -26,6 +26,11 @@ def test_each_epoch_goes_through_every_sample_once():
     assert local.batches[0].tolist() != local.batches[3].tolist()
 
 
+def test_steps_can_be_few():
+    local = Local.plan(np.arange(100), Training(batch=4, epochs=3, steps=2), seed=0, round=0, client=0)
+    assert [len(batch) for batch in local.batches] == [4, 4]
+
+
 def stacked(one, count):
     return gather_stacked(one.algorithm.state, one.algorithm.layout, [{}] * count)
 
