@@ -87,7 +87,8 @@ class OrthogonalSpace:
     def sigma(self, state: State, path: str) -> Tensor:
         """The size of each kernel, ‖u'‖·‖v'‖: its singular value right after `enter`."""
         u, v = state[f"{path}.u"], state[f"{path}.v"]
-        return torch.linalg.vector_norm(u, dim=0) * torch.linalg.vector_norm(v.flatten(1), dim=1)
+        sizes: Tensor = torch.linalg.vector_norm(u, dim=0) * torch.linalg.vector_norm(v.flatten(1), dim=1)
+        return sizes
 
     def add_decay(self, params: State, gradients: State, strength: float) -> None:
         """Add the gradient of λ/2‖UV‖² on the factors, in closed form, and of λ/2‖·‖² on every other tensor.
