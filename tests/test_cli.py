@@ -10,8 +10,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from prism_bench.cli import main
-
 FILE = {
     "data": "digits",
     "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5},
@@ -32,21 +30,6 @@ def call(*arguments, cwd, **environment):
 def file(tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(FILE))
     return tmp_path
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
-    """Call the command in this process: a new one spends seconds on importing torch."""
-
-    def call(*arguments):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["prism-bench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
-
-    return call
 
 
 def left_behind(folder):
@@ -161,9 +144,7 @@ def test_nothing_connects_to_a_network(file):
 import socket, sys
 def refuse(*a, **k): raise AssertionError(f"network: {a}")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
-sys.argv = ["prism-bench", "run", "mine.yaml"]
-from prism_bench.cli import main
-main()
+sys.argv = ["prism-bench", "run", "mine.yaml"]main()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=file, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -77,6 +77,7 @@ class CIFAR10(StoredSource):
     """CIFAR-10: 50,000 training and 10,000 test images, 3×32×32, ten classes; flipped and cropped in training."""
 
     title = "CIFAR-10"
+    complete = 60_000
     hub = "uoft-cs/cifar10"
     layouts = (
         Layout("the Hub's layout", ("uoft-cs/cifar10",), ("**/*.parquet",), _read_hub),

@@ -69,7 +69,9 @@ def vocabulary(reviews: Iterable[Sequence[str]], size: int) -> dict[str, int]:
     >>> vocabulary([["good", "film"], ["bad", "film"]], size=2)
     {'film': 1, 'bad': 2}
     """
-    counts = Counter(word for review in reviews for word in review)
+    counts: Counter[str] = Counter()
+    for review in reviews:
+        counts.update(review)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return {word: number for number, word in enumerate(ranked[:size], start=1)}
 
@@ -82,7 +84,7 @@ def encode(reviews: Sequence[Sequence[str]], numbers: Mapping[str, int], length:
     """
     tokens = np.zeros((len(reviews), length), np.int16)
     for row, review in zip(tokens, reviews, strict=True):
-        known = [numbers[word] for word in review if word in numbers][:length]
+        known = [number for number in map(numbers.get, review) if number][:length]
         row[length - len(known) :] = known
     return torch.from_numpy(tokens)
 
@@ -143,6 +145,7 @@ class IMDB(StoredSource):
     length: PositiveInt = Field(500, description="tokens a review")
 
     title = "IMDB"
+    complete = 50_000
     hub = "stanfordnlp/imdb"
     layouts = (
         Layout("the Hub's layout", ("stanfordnlp/imdb",), ("**/train*.parquet", "**/test*.parquet"), _read_hub),

@@ -83,6 +83,8 @@ class StoredSource(Source):
     allow_network: bool = Field(False, exclude=True, description="download from the Hub what is not in the root")
 
     title: ClassVar[str]
+    complete: ClassVar[int | None] = None
+    """Samples that the whole data set has, where every published form has the same."""
     hub: ClassVar[str]
     layouts: ClassVar[tuple[Layout, ...]]
     """The Hub's own layout first."""
@@ -133,8 +135,8 @@ class StoredSource(Source):
 
     def _how_to_get_it(self) -> str:
         there = "" if self.folder.is_dir() else ", which is not a folder yet"
-        places = dict.fromkeys(f"{layout.places[0]}/{layout.patterns[0]}" for layout in self.layouts[1:])
-        others = ", ".join(place.removeprefix("./") for place in places)
+        forms = (f"{layout.places[0]}/{layout.patterns[0]} ({layout.name})" for layout in self.layouts[1:])
+        others = ", ".join(form.removeprefix("./") for form in forms)
         return (
             f"data: {self.title} is not in {self.folder}{there} (data.root or PRISM_BENCH_DATA). "
             "Three ways to get it:\n"
@@ -168,8 +170,8 @@ def rows(raw: Raw, split: str, columns: Sequence[str], tell: Tell) -> Iterator[d
         if not done:
             raise BadInput(f"{raw.place}: its {split} split has no rows; download it again.")
     except (OSError, ValueError) as error:
-        how = "download it again" if raw.files else "is the network there, and does the Hub answer?"
-        raise BadInput(f"{raw.place}: the {split} split can't be read ({_first_line(error)}); {how}.") from error
+        how = "download it again." if raw.files else "is the network there, and does the Hub answer?"
+        raise BadInput(f"{raw.place}: the {split} split can't be read ({_first_line(error)}); {how}") from error
 
 
 def _count(file: Path, pq: Any) -> int:
