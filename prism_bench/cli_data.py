@@ -38,22 +38,23 @@ def list_() -> None:
     from prism_bench.cli import out_console
     from prism_bench.data.sources import StoredSource
 
-    shown = Table(box=None, pad_edge=False)
-    for column in ("name", "what", "raw data", "prepared"):
-        shown.add_column(column, no_wrap=column in ("name", "prepared"))
+    shown = Table(box=None, pad_edge=False, show_header=False)
+    shown.add_column(no_wrap=True)
+    # A path that is too long for the terminal goes on in the next line, whole.
+    shown.add_column(overflow="fold")
     for name in registry.find("datasets"):
         plugin = registry.load("datasets", name, "datasets")
-        what = (plugin.__doc__ or "").strip().partition("\n")[0]
+        shown.add_row(name, (plugin.__doc__ or "").strip().partition("\n")[0])
         if not issubclass(plugin, StoredSource):
-            shown.add_row(name, what, "nothing to download", "")
             continue
         source = plugin()
         try:
             raw = source.find()
         except BadInput:
-            shown.add_row(name, what, f"not in {source.folder}", "no")
+            state = f"not in {source.folder}"
         else:
-            shown.add_row(name, what, _origin(raw), "yes" if source.prepared(raw) else "no")
+            state = f"{'prepared' if source.prepared(raw) else 'not yet prepared'}, from {_origin(raw)}"
+        shown.add_row("", f"[dim]{state}[/dim]")
     out_console.print(shown)
 
 

@@ -1,16 +1,22 @@
-"""Tiny data sets in every form in which people have them, written to a folder."""
+"""Where the real data is, and tiny data sets in every form in which people have them, written to a folder."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
+
+REAL = Path(os.environ.get("PRISM_BENCH_TEST_DATA") or Path(__file__).parents[2] / "shared/data")
+real = pytest.mark.skipif(not REAL.is_dir(), reason=f"real data is not in {REAL} (PRISM_BENCH_TEST_DATA)")
 
 
 def encoded(array, form="PNG", mode=None):

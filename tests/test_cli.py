@@ -126,7 +126,7 @@ def test_list_names_every_plugin(here):
     assert code == 0
     for name in ("quickstart", "fedavg", "prism", "orthdrop", "origdrop", "splitmix", "iid", "dirichlet", "writers"):
         assert f"  {name} " in printed, name
-    for name in ("digits", "cnn", "resnet18", "smallcnn"):
+    for name in ("digits", "cifar10", "femnist", "imdb", "cnn", "resnet18", "smallcnn"):
         assert f"  {name} " in printed, name
 
 

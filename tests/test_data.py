@@ -6,13 +6,13 @@ import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import raw_data as make
 import torch
+from raw_data import REAL, real
 
 from prism_bench.data import cache
 from prism_bench.data.cifar10 import CIFAR10
@@ -482,10 +482,6 @@ print(len(CIFAR10().load().train))
 
 
 # The real thing
-
-
-REAL = Path(os.environ.get("PRISM_BENCH_TEST_DATA") or Path(__file__).parents[2] / "shared/data")
-real = pytest.mark.skipif(not REAL.is_dir(), reason=f"real data is not in {REAL} (PRISM_BENCH_TEST_DATA)")
 
 
 @real
