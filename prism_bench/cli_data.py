@@ -106,10 +106,11 @@ def check(name: Name, set_: Set = None, root: Root = None) -> None:
     damaged = [file for file in kept if cache.read(file) is None]
     if damaged:
         raise BadInput(f"{damaged[0]}: is damaged (its checksum is wrong); prism-bench data prepare {name} renews it.")
-    if raw.files:
+    if raw.files or not kept:
         with _progress() as tell:
             data = source.assemble(source.prepare(raw, tell))
     else:
+        # From the Hub, and here already: no reason to download it again.
         data = source.load()
     out_console.print(f"[bold]{name}[/bold]: {describe(data)}", highlight=False, soft_wrap=True)
     state = "kept and whole" if kept else f"not yet prepared: prism-bench data prepare {name}"

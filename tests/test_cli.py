@@ -144,7 +144,9 @@ def test_nothing_connects_to_a_network(file):
 import socket, sys
 def refuse(*a, **k): raise AssertionError(f"network: {a}")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
-sys.argv = ["prism-bench", "run", "mine.yaml"]main()
+sys.argv = ["prism-bench", "run", "mine.yaml"]
+from prism_bench.cli import main
+main()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=file, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

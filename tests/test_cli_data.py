@@ -80,7 +80,7 @@ def test_data_without_files(here):
         (["prepare", "imdb", "--set", "words=40000"], "imdb.words: Input should be less than or equal to 32767"),
         (["prepare", "femnist", "--set", "test_share=1"], "femnist.test_share: Input should be less than 1"),
         (["prepare", "digits", "--allow-network"], "NAME: 'digits' needs no raw data"),
-        (["prepare", "cifar10", "--root", "nowhere"], "data: CIFAR-10 is not in nowhere, which is not a folder yet"),
+        (["prepare", "cifar10", "--root", "nowhere"], "nowhere, which is not a folder yet"),
     ],
 )
 def test_bad_input(root, here, arguments, message):

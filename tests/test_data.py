@@ -203,12 +203,22 @@ def truncated_parquet(root):
 
 def parquet_without_a_column(root):
     make.parquet(root / "uoft-cs/cifar10/train.parquet", {"image": [1], "label": [1]})
-    return CIFAR10, r"cifar10: has no column 'img' in its train split, only: image, label\."
+    return CIFAR10, r"cifar10: the train split has no column 'img', only: image, label\."
 
 
 def parquet_without_a_split(root):
     make.parquet(root / "uoft-cs/cifar10/train.parquet", {"img": [make.encoded(TRAIN[0][0])], "label": [1]})
     return CIFAR10, r"cifar10: the test split can't be read"
+
+
+def labels_as_words(root):
+    make.parquet(root / "uoft-cs/cifar10/train.parquet", {"img": [make.encoded(TRAIN[0][0])], "label": ["cat"]})
+    return CIFAR10, r"train split needs a label in every row of column 'label' \(got string, 0 empty\)"
+
+
+def review_without_text(root):
+    make.imdb_hub(root, [(0, "bad"), (1, None)], REVIEWS)
+    return IMDB, r"train split needs a text in every row of column 'text' \(got string, 1 empty\)"
 
 
 def image_that_is_none(root):
@@ -311,6 +321,8 @@ def review_that_is_no_text(root):
         truncated_parquet,
         parquet_without_a_column,
         parquet_without_a_split,
+        labels_as_words,
+        review_without_text,
         image_that_is_none,
         images_of_another_size,
         label_out_of_range,

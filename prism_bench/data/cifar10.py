@@ -25,7 +25,7 @@ def _read_hub(raw: Raw, tell: Tell) -> dict[str, Part]:
     parts = {}
     for split in BATCHES:
         images, labels = [], []
-        for piece in rows(raw, split, ("img", "label"), tell):
+        for piece in rows(raw, split, {"img": "image", "label": "label"}, tell):
             images.append(decode(piece["img"], "RGB", raw.place))
             labels.append(torch.tensor(piece["label"]))
         parts[split] = (torch.cat(images), torch.cat(labels))
@@ -81,7 +81,9 @@ class CIFAR10(StoredSource):
     hub = "uoft-cs/cifar10"
     layouts = (
         Layout("the Hub's layout", ("uoft-cs/cifar10",), ("**/*.parquet",), _read_hub),
-        Layout("CIFAR-10's Python version", ("cifar-10-batches-py", "."), ("*_batch*",), _read_batches),
+        Layout(
+            "CIFAR-10's Python version", ("cifar-10-batches-py", "."), ("data_batch_[1-5]", "test_batch"), _read_batches
+        ),
     )
 
     def prepare(self, raw: Raw, tell: Tell) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def held_out(writers: np.ndarray, share: float, rng: np.random.Generator) -> np.
 
 def _read_hub(raw: Raw, tell: Tell) -> dict[str, Handwriting]:
     parts = []
-    for piece in rows(raw, "train", ("image", "writer_id", "character"), tell):
+    for piece in rows(raw, "train", {"image": "image", "writer_id": "text", "character": "label"}, tell):
         images = decode(piece["image"], "L", raw.place)
         parts.append(Handwriting(images, torch.tensor(piece["character"]), np.array(piece["writer_id"])))
     return {"all": Handwriting.join(parts)}

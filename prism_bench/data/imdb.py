@@ -44,10 +44,10 @@ class Reviews:
         return cls(list(texts), list(labels))
 
 
-def words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     """The words of a review that are no stop words.
 
-    >>> words("I didn't like<br /><br />the 2 ACTORS.")
+    >>> words_of("I didn't like<br /><br />the 2 ACTORS.")
     ['didnt', 'like', 'actors']
     """
     plain = _MARKUP.sub(" ", text).lower().replace("'", "").replace("’", "")
@@ -92,7 +92,7 @@ def encode(reviews: Sequence[Sequence[str]], numbers: Mapping[str, int], length:
 def _read_hub(raw: Raw, tell: Tell) -> dict[str, Reviews]:
     parts = {}
     for split in SPLITS:
-        pieces = list(rows(raw, split, ("text", "label"), tell))
+        pieces = list(rows(raw, split, {"text": "text", "label": "label"}, tell))
         pairs = [pair for piece in pieces for pair in zip(piece["label"], piece["text"], strict=True)]
         if not {label for label, _ in pairs} <= {0, 1}:
             raise BadInput(f"{raw.place}: needs labels 0 (negative) and 1 (positive) in its {split} split.")
@@ -164,7 +164,7 @@ class IMDB(StoredSource):
         for split, reviews in self._split(parts, raw).items():
             cleaned = []
             for text in reviews.texts:
-                cleaned.append(words(text))
+                cleaned.append(words_of(text))
                 if len(cleaned) % 1000 == 0 or len(cleaned) == len(reviews.texts):
                     tell(f"words of {split}", len(cleaned), len(reviews.texts))
             texts[split], labels[split] = cleaned, torch.tensor(reviews.labels)

@@ -28,6 +28,9 @@ from prism_bench.errors import BadInput
 Tell = Callable[[str, int, int | None], None]
 """Told of progress: what is being read, how many are done, and of how many where that is known."""
 
+Kind = Literal["image", "label", "text"]
+"""What a column holds."""
+
 ROWS_AT_ONCE = 1000
 
 
@@ -109,7 +112,9 @@ class StoredSource(Source):
     @property
     def folder(self) -> Path:
         """The data root."""
-        return Path(self.root or os.environ.get("PRISM_BENCH_DATA") or cache.home() / "data").expanduser()
+        root = Path(self.root or os.environ.get("PRISM_BENCH_DATA") or cache.home() / "data")
+        # A relative path could be taken for the id of a data set on the Hub.
+        return root.expanduser().absolute()
 
     def find(self) -> Raw:
         """The raw data, from the root or the Hub; BadInput that says how to get it where there is none."""
@@ -118,7 +123,8 @@ class StoredSource(Source):
             if raw:
                 return raw
         online = Raw(self.layouts[0], self.hub)
-        allowed = self.allow_network or os.environ.get("PRISM_BENCH_NETWORK", "0").lower() not in ("", "0", "false")
+        variable = os.environ.get("PRISM_BENCH_NETWORK", "").lower()
+        allowed = self.allow_network or variable not in ("", "0", "false", "no")
         # What was downloaded and prepared once needs no network again.
         if allowed or self.prepared(online):
             return online
@@ -148,8 +154,8 @@ class StoredSource(Source):
         )
 
 
-def rows(raw: Raw, split: str, columns: Sequence[str], tell: Tell) -> Iterator[dict[str, list[Any]]]:
-    """A split in pieces, images still encoded: the same for the Hub and for a folder in its layout."""
+def rows(raw: Raw, split: str, columns: Mapping[str, Kind], tell: Tell) -> Iterator[dict[str, list[Any]]]:
+    """A split's columns in pieces, images still encoded: the same for the Hub and for a folder in its layout."""
     import datasets
     import pyarrow.parquet as pq
 
@@ -160,10 +166,8 @@ def rows(raw: Raw, split: str, columns: Sequence[str], tell: Tell) -> Iterator[d
         # Streaming makes no second copy of the data on the disk.
         stream = datasets.load_dataset(str(raw.place), split=split, streaming=True)
         for table in stream.with_format("arrow").iter(ROWS_AT_ONCE):
-            for column in columns:
-                if column not in table.column_names:
-                    known = ", ".join(table.column_names)
-                    raise BadInput(f"{raw.place}: has no column '{column}' in its {split} split, only: {known}.")
+            for column, kind in columns.items():
+                _check_column(table, column, kind, f"{raw.place}: the {split} split")
             done += len(table)
             yield {column: table[column].to_pylist() for column in columns}
             tell(f"{split} rows", done, total)
@@ -172,6 +176,21 @@ def rows(raw: Raw, split: str, columns: Sequence[str], tell: Tell) -> Iterator[d
     except (OSError, ValueError) as error:
         how = "download it again." if raw.files else "is the network there, and does the Hub answer?"
         raise BadInput(f"{raw.place}: the {split} split can't be read ({_first_line(error)}); {how}") from error
+
+
+def _check_column(table: Any, column: str, kind: Kind, where: str) -> None:
+    import pyarrow.types as types
+
+    if column not in table.column_names:
+        raise BadInput(f"{where} has no column '{column}', only: {', '.join(table.column_names)}.")
+    found, empty = table[column].type, table[column].null_count
+    fits = {
+        "image": types.is_struct(found),
+        "label": types.is_integer(found),
+        "text": types.is_string(found) or types.is_large_string(found),
+    }
+    if empty or not fits[kind]:
+        raise BadInput(f"{where} needs a {kind} in every row of column '{column}' (got {found}, {empty} empty).")
 
 
 def _count(file: Path, pq: Any) -> int:
