@@ -11,8 +11,10 @@ from prism_bench.errors import BadInput
 from prism_bench.partition import Partition, Partitioner
 
 
-def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Generator) -> Partition:
-    """Give each client all samples of ``each`` writers, drawn at random; writers left over are left out.
+def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Generator | None) -> Partition:
+    """Give each client all samples of ``each`` writers; writers left over are left out.
+
+    Writers are drawn at random; without a generator they are taken in the order of their names.
 
     >>> partition = by_writer(["ann", "bob", "ann", "eve", "bob"], clients=1, each=2, rng=np.random.default_rng(0))
     >>> len({["ann", "bob", "ann", "eve", "bob"][sample] for sample in partition[0]})
@@ -25,7 +27,8 @@ def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Ge
             f"but the training data has {len(names)}; at most {len(names) // each} clients are possible."
         )
     owner = np.full(len(names), -1)
-    owner[rng.permutation(len(names))[: clients * each]] = np.repeat(np.arange(clients), each)
+    order = np.arange(len(names)) if rng is None else rng.permutation(len(names))
+    owner[order[: clients * each]] = np.repeat(np.arange(clients), each)
     return Partition.from_owners(owner[numbers], clients)
 
 
@@ -35,6 +38,11 @@ class Writers(Partitioner):
     each: PositiveInt = 10
 
     def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition:
+        return by_writer(self.named(writers), self.clients, self.each, rng)
+
+    @staticmethod
+    def named(writers: Sequence[str] | None) -> Sequence[str]:
+        """The writers; BadInput where the data doesn't name them."""
         if writers is None:
-            raise BadInput("partition.name: 'writers' needs data that names its writers; try 'iid' or 'dirichlet'.")
-        return by_writer(writers, self.clients, self.each, rng)
+            raise BadInput("partition.name: needs data that names its writers; try 'iid' or 'dirichlet'.")
+        return writers

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from prism_bench import __version__
+from prism_bench import __version__, cli_data
 from prism_bench.cli_costs import costs
 from prism_bench.errors import BadInput
 
@@ -34,6 +34,8 @@ app = typer.Typer(
     help="Federated sub-model training, compared like for like.\n\n"
     "Start with [bold]prism-bench run[/bold]: five methods side by side in about two minutes, nothing to download.",
 )
+app.add_typer(cli_data.app, name="data")
+app.command()(cli_data.partition)
 
 
 def _console(stderr: bool = False) -> Console:

@@ -10,8 +10,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from prism_bench.cli import main
-
 FILE = {
     "data": "digits",
     "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5},
@@ -32,21 +30,6 @@ def call(*arguments, cwd, **environment):
 def file(tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(FILE))
     return tmp_path
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
-    """Call the command in this process: a new one spends seconds on importing torch."""
-
-    def call(*arguments):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["prism-bench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
-
-    return call
 
 
 def left_behind(folder):
@@ -143,7 +126,7 @@ def test_list_names_every_plugin(here):
     assert code == 0
     for name in ("quickstart", "fedavg", "prism", "orthdrop", "origdrop", "splitmix", "iid", "dirichlet", "writers"):
         assert f"  {name} " in printed, name
-    for name in ("digits", "cnn", "resnet18", "smallcnn"):
+    for name in ("digits", "cifar10", "femnist", "imdb", "cnn", "resnet18", "smallcnn"):
         assert f"  {name} " in printed, name
 
 

@@ -7,9 +7,11 @@ import pytest
 from scipy.stats import ks_2samp
 
 from prism_bench.errors import BadInput
-from prism_bench.partition import Partition
+from prism_bench.partition import Partition, draw
 from prism_bench.partitions.dirichlet import Dirichlet, dirichlet
-from prism_bench.partitions.iid import iid
+from prism_bench.partitions.femnist import FemnistWriters, femnist
+from prism_bench.partitions.iid import IID, iid
+from prism_bench.partitions.imdb import ImdbReviews, imdb
 from prism_bench.partitions.writers import Writers, by_writer
 
 
@@ -103,6 +105,39 @@ def test_writers():
         by_writer(writers, clients=4, each=3, rng=rng())
     with pytest.raises(BadInput, match="needs data that names its writers"):
         Writers(clients=2).split(np.zeros(5, int), None, rng())
+
+
+def test_femnist_takes_the_first_writers_by_name():
+    writers = ["w3", "w1", "w0", "w2", "w1", "w4"]
+    partition = femnist(writers, clients=2, each=2)
+    assert [partition[client].tolist() for client in range(2)] == [[1, 2, 4], [0, 3]]
+    for seed in range(3):
+        plugin = FemnistWriters(clients=2, each=2).split(np.zeros(6, int), writers, rng(seed))
+        assert plugin.order.tolist() == partition.order.tolist(), "nothing is drawn"
+    assert (FemnistWriters().clients, FemnistWriters().each) == (100, 10), "the paper's"
+    with pytest.raises(BadInput, match="100 clients × 10 writers need 1000 writers, but the training data has 5"):
+        FemnistWriters().split(np.zeros(6, int), writers, rng())
+    with pytest.raises(BadInput, match="needs data that names its writers"):
+        FemnistWriters().split(np.zeros(6, int), None, rng())
+
+
+def test_imdb_gives_the_papers_number_of_reviews():
+    labels = np.arange(37_500) % 2
+    even, skewed = (ImdbReviews(alpha=alpha).split(labels, None, rng(1)) for alpha in (None, 0.1))
+    for partition in (even, skewed):
+        assert partition.sizes.tolist() == [375] * 100
+        assert disjoint(partition)
+    assert even.order.tolist() == IID(clients=100, samples=375).split(labels, None, rng(1)).order.tolist()
+    assert skewed.order.tolist() == dirichlet(labels, 100, 0.1, rng(1), 375).order.tolist()
+    with pytest.raises(BadInput, match=r"100 clients with 375 samples each need 37500 samples, but .* has 25000"):
+        imdb(np.arange(25_000) % 2, rng())
+
+
+@pytest.mark.parametrize("clients", [1, 7, 3000])
+def test_a_picture_of_any_number_of_clients(tmp_path, clients):
+    labels = np.arange(3000) % 62
+    draw(iid(3000, clients, rng()), labels, tmp_path / "new" / "picture.png", "some")
+    assert (tmp_path / "new" / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_partition_reports_itself():

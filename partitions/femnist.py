@@ -1,0 +1,28 @@
+"""FEMNIST as the authors' code splits it: the first writers by name, ten neighbours a client, nothing drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from prism_bench.partition import Partition
+
+from .writers import Writers, by_writer
+
+
+def femnist(writers: Sequence[str], clients: int = 100, each: int = 10) -> Partition:
+    """Give each client all samples of the next ``each`` writers in the order of their names: nothing is drawn.
+
+    >>> partition = femnist(["eve", "bob", "ann", "bob", "dan"], clients=2, each=2)
+    >>> partition[0].tolist(), partition[1].tolist()
+    ([1, 2, 3], [0, 4])
+    """
+    return by_writer(writers, clients, each, rng=None)
+
+
+class FemnistWriters(Writers):
+    """All samples of k writers a client, the writers in the order of their names: as the authors' code does it."""
+
+    def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition:
+        return femnist(self.named(writers), self.clients, self.each)

@@ -1,0 +1,104 @@
+"""CIFAR-10: 60,000 colour images of 32×32 in ten classes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prism_bench.data.dataset import Dataset, Split
+from prism_bench.data.sources import Layout, Raw, StoredSource, Tell, check_images, decode, moments, rows
+from prism_bench.errors import BadInput
+
+SHAPE = (3, 32, 32)
+BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
+
+Part = tuple[Tensor, Tensor]
+
+
+def _read_hub(raw: Raw, tell: Tell) -> dict[str, Part]:
+    parts = {}
+    for split in BATCHES:
+        images, labels = [], []
+        for piece in rows(raw, split, {"img": "image", "label": "label"}, tell):
+            images.append(decode(piece["img"], "RGB", raw.place))
+            labels.append(torch.tensor(piece["label"]))
+        parts[split] = (torch.cat(images), torch.cat(labels))
+    return parts
+
+
+def _read_batches(raw: Raw, tell: Tell) -> dict[str, Part]:
+    parts = {}
+    for split, names in BATCHES.items():
+        images, labels = [], []
+        for done, name in enumerate(names, start=1):
+            file = raw.file(name)
+            batch = _unpickle(file)
+            for key in (b"data", b"labels"):
+                if key not in batch:
+                    raise BadInput(f"{file}: has no '{key.decode()}'; it is no batch of CIFAR-10's Python version.")
+            try:
+                images.append(torch.from_numpy(np.asarray(batch[b"data"], np.uint8).reshape(-1, *SHAPE)))
+                labels.append(torch.tensor(batch[b"labels"], dtype=torch.int64))
+            except (ValueError, TypeError) as error:
+                raise BadInput(f"{file}: 'data' or 'labels' is not what CIFAR-10 has there: {error}.") from None
+            check_images(images[-1], labels[-1], SHAPE, 10, file)
+            tell(f"{split} batches", done, len(names))
+        parts[split] = (torch.cat(images), torch.cat(labels))
+    return parts
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads arrays and plain values only: a pickle from the internet may otherwise run anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] in ("numpy", "_codecs") and name in ("_reconstruct", "ndarray", "dtype", "encode"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _unpickle(file: Path) -> Mapping[bytes, Any]:
+    try:
+        with file.open("rb") as stream:
+            batch = _Arrays(stream, encoding="bytes").load()
+    except Exception as error:  # a damaged pickle can raise anything
+        raise BadInput(f"{file}: can't be read as a batch of CIFAR-10 ({error}); download it again.") from None
+    if not isinstance(batch, Mapping):
+        raise BadInput(f"{file}: is no batch of CIFAR-10's Python version (got {type(batch).__name__}).")
+    return batch
+
+
+class CIFAR10(StoredSource):
+    """CIFAR-10: 50,000 training and 10,000 test images, 3×32×32, ten classes; flipped and cropped in training."""
+
+    title = "CIFAR-10"
+    complete = 60_000
+    hub = "uoft-cs/cifar10"
+    layouts = (
+        Layout("the Hub's layout", ("uoft-cs/cifar10",), ("**/*.parquet",), _read_hub),
+        Layout(
+            "CIFAR-10's Python version", ("cifar-10-batches-py", "."), ("data_batch_[1-5]", "test_batch"), _read_batches
+        ),
+    )
+
+    def prepare(self, raw: Raw, tell: Tell) -> dict[str, Any]:
+        parts: Mapping[str, Part] = raw.layout.read(raw, tell)
+        for images, labels in parts.values():
+            check_images(images, labels, SHAPE, 10, raw.place)
+        mean, std = moments(parts["train"][0])
+        return {**parts, "mean": mean, "std": std}
+
+    def assemble(self, tensors: Mapping[str, Any]) -> Dataset:
+        return Dataset(
+            Split(*tensors["train"]),
+            Split(*tensors["test"]),
+            classes=10,
+            mean=tuple(tensors["mean"]),
+            std=tuple(tensors["std"]),
+            augment=True,
+        )
