@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from prism_bench.errors import BadInput
 
@@ -32,15 +31,15 @@ def costs(
       prism-bench costs
       prism-bench costs --model lstm --keep 0.5 0.25
     """
+    from prism_bench.cli import out_console
     from prism_bench.store import write_csv
 
-    console = Console() if Console().is_terminal else Console(width=160)
     texts = [*(keep or []), *(more or [])] or ["1", "0.8", "0.6", "0.4", "0.2"]
     frame = table(model, [_ratio(text) for text in texts], batch)
     file = out or Path("results") / "costs" / f"{model}.csv"
     write_csv(frame, file)
-    console.print(show(frame, f"Costs of one client, {model}, batch {batch}"))
-    console.print(f"  {file}", highlight=False, soft_wrap=True)
+    out_console.print(show(frame, f"Costs of one client, {model}, batch {batch}"))
+    out_console.print(f"  {file}", highlight=False, soft_wrap=True)
 
 
 def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:

@@ -23,8 +23,7 @@ def table(rounds: pd.DataFrame) -> pd.DataFrame:
     Accuracies are in %; ``best`` is the best over the rounds. Costs are of one client in one round, each also in % of
     what full-model training costs.
     """
-    # Empty text comes back from a CSV as missing, and groupby would drop such rows.
-    rounds = rounds.assign(**{column: rounds[column].fillna("") for column in CELL})
+    rounds = _with_text(rounds)
     runs = rounds.sort_values("round", kind="stable").groupby([*CELL, "run"], sort=False)
     summary = runs.last().assign(best=runs["accuracy"].max(), seconds=runs["seconds"].sum())
     cells = summary.groupby(CELL, sort=False)
@@ -40,6 +39,13 @@ def table(rounds: pd.DataFrame) -> pd.DataFrame:
     columns["seconds"] = cells["seconds"].mean()
     frame: pd.DataFrame = pd.DataFrame(columns).reset_index()
     return frame
+
+
+def _with_text(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Empty text comes back from a CSV as missing, and groupby would drop such rows."""
+    texts = {column: rounds[column].astype(object).fillna("").astype(str) for column in CELL}
+    whole: pd.DataFrame = rounds.assign(**texts)
+    return whole
 
 
 def show(frame: pd.DataFrame, title: str, width: int) -> Table:
@@ -100,7 +106,7 @@ def plot(rounds: pd.DataFrame, path: Path) -> None:
 
     frame = table(rounds)
     labels = _labels(frame)
-    rounds = rounds.assign(**{column: rounds[column].fillna("") for column in CELL}).dropna(subset="accuracy")
+    rounds = _with_text(rounds).dropna(subset="accuracy")
     methods = {m: f"C{i}" for i, m in enumerate(dict.fromkeys(zip(frame["algorithm"], frame["variant"], strict=True)))}
     looks = {keep: _LOOKS[i % len(_LOOKS)] for i, keep in enumerate(dict.fromkeys(frame["keep"]))}
 

@@ -168,6 +168,13 @@ def test_the_table_by_hand():
     assert pd.isna(fedavg["std"])
 
 
+def test_the_table_of_a_csv_is_the_same(tmp_path):
+    rounds = frame_of(("prism", "0.2", 0, [50, 90, 80]), ("fedavg", "1", 0, [70]))
+    rounds.to_csv(tmp_path / "rounds.csv", index=False)
+    again = table(pd.read_csv(tmp_path / "rounds.csv"))
+    pd.testing.assert_frame_equal(again.drop(columns="keep"), table(rounds).drop(columns="keep"), check_dtype=False)
+
+
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table_fits_the_terminal(width):
     from rich.console import Console
