@@ -235,12 +235,15 @@ def check_images(images: Tensor, labels: Tensor, shape: tuple[int, ...], classes
 
 
 def moments(images: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of N×C×H×W images, in pieces that stay in the processor's cache."""
-    total = squares = torch.zeros(images.shape[1], dtype=torch.float64)
-    for start in range(0, len(images), 100):
-        values = images[start : start + 100].double()
-        total = total + values.sum((0, 2, 3))
-        squares = squares + values.square().sum((0, 2, 3))
-    count = images.numel() / images.shape[1]
-    mean = total / count
-    return mean.tolist(), (squares / count - mean.square()).sqrt().tolist()
+    """Mean and standard deviation of each channel of N×C×H×W bytes, from how often each value occurs.
+
+    In small pieces and without torch's threads, which wait for each other at every piece where a core is busy.
+    """
+    pixels, values = images.numpy(), np.arange(256)
+    counts = np.zeros((pixels.shape[1], 256), np.int64)
+    for start in range(0, len(pixels), 500):
+        for channel, row in enumerate(counts):
+            row += np.bincount(pixels[start : start + 500, channel].ravel(), minlength=256)
+    total = counts.sum(1)
+    mean = counts @ values / total
+    return mean.tolist(), np.sqrt(counts @ values**2 / total - mean**2).tolist()
