@@ -87,10 +87,10 @@ def run(
     from prism_bench.report import plot, show, table
     from prism_bench.store import write_csv
 
-    overrides = _overrides(set_ or []) | ({} if device == "auto" else {"execution.device": device})
+    overrides = parse_overrides(set_ or []) | ({} if device == "auto" else {"execution.device": device})
     loaded = Experiment.load(experiment, overrides, _seeds(seeds))
     folder = out or Path("results") / loaded.name
-    _writable(folder)
+    check_writable(folder)
     with Display(err_console) as display:
         try:
             outcome = carry_out(loaded, folder, fresh, display)
@@ -212,7 +212,7 @@ def root(
     pass
 
 
-def _overrides(texts: list[str]) -> dict[str, Any]:
+def parse_overrides(texts: list[str]) -> dict[str, Any]:
     import yaml
 
     overrides = {}
@@ -237,7 +237,7 @@ def _seeds(text: str | None) -> int | list[int] | None:
     return numbers if "," in text else numbers[0]
 
 
-def _writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Know before hours of training that the results can be written; leaves nothing behind."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):

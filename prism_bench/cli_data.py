@@ -143,18 +143,18 @@ def partition(
     """
     from rich.table import Table
 
-    from prism_bench.cli import _overrides, _writable, out_console
-    from prism_bench.experiment import Experiment, _blaming
+    from prism_bench.cli import check_writable, out_console, parse_overrides
+    from prism_bench.experiment import Experiment, blaming
     from prism_bench.partition import draw
     from prism_bench.rounds import split
 
-    loaded = Experiment.load(experiment, _overrides(set_ or []), None if seed is None else [seed])
+    loaded = Experiment.load(experiment, parse_overrides(set_ or []), None if seed is None else [seed])
     file = out or Path("results") / loaded.name / "partition.png"
     if file.suffix not in (".png", ".pdf", ".svg") or file.is_dir():
         raise BadInput(f"--out {file}: needs a file that ends in .png, .pdf or .svg.")
-    _writable(file.parent)
+    check_writable(file.parent)
     run = loaded.runs[0]
-    with _blaming(loaded.origin):
+    with blaming(loaded.origin):
         data = run.data.settings.load()
         parts = split(run, data)
     labels = data.train.labels.numpy()
@@ -186,12 +186,12 @@ def describe(data: Dataset) -> str:
 
 def _source(name: str, texts: list[str] | None, root: Path | None, allow_network: bool = False) -> Any:
     from prism_bench import registry
-    from prism_bench.cli import _overrides
+    from prism_bench.cli import parse_overrides
     from prism_bench.config import validate
     from prism_bench.data.sources import StoredSource
 
     plugin = registry.load("datasets", name, "NAME")
-    values = _overrides(texts or [])
+    values = parse_overrides(texts or [])
     if issubclass(plugin, StoredSource):
         values |= ({"root": root} if root else {}) | ({"allow_network": True} if allow_network else {})
     elif root or allow_network:

@@ -48,7 +48,7 @@ class Experiment:
     ) -> Experiment:
         """From an experiment's name, a YAML file or a mapping; ``overrides`` are dotted keys, as in ``--set``."""
         origin, tree = _read(source)
-        with _blaming(origin):
+        with blaming(origin):
             return cls._from_tree(tree, origin, overrides or {}, seeds)
 
     @classmethod
@@ -91,7 +91,7 @@ class Experiment:
 
 
 @contextmanager
-def _blaming(origin: str) -> Iterator[None]:
+def blaming(origin: str) -> Iterator[None]:
     """Say in front of each line of an error which file it is about."""
     try:
         yield
@@ -217,7 +217,7 @@ def carry_out(
     experiment: Experiment, out: Path | None = None, fresh: bool = False, watcher: Watcher | None = None
 ) -> Outcome:
     """Run what has not been run yet. With ``out``, each finished run is kept there and not run again."""
-    with _blaming(experiment.origin):
+    with blaming(experiment.origin):
         prepared = _prepare(experiment.runs)
         device = choose_device(experiment.execution.device)
     if watcher:

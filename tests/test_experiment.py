@@ -41,7 +41,7 @@ def test_quickstart_has_all_five_at_two_keep_ratios():
     assert len({run.seed for run in runs}) >= 2
 
 
-def test_overrides():
+def testparse_overrides():
     def loaded(**overrides):
         return Experiment.load(SMALL, {key.replace("__", "."): value for key, value in overrides.items()}).runs
 

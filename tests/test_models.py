@@ -13,6 +13,7 @@ from prism_bench.errors import BadInput
 from prism_bench.models.cnn import VGG11
 from prism_bench.models.deit import DeiTTiny
 from prism_bench.models.lstm import LSTM
+from prism_bench.rounds import Plugin
 from prism_bench.submodel import gather
 from prism_bench.testing import federation, tiny_data
 
@@ -54,6 +55,18 @@ def test_the_papers_lstm_has_its_sizes():
     assert shapes["stack.1.recurrent.weight"] == (1024, 256)
     hidden = {dim.axis for dims in network.layout().dims.values() for dim in dims if dim and dim.axis.name == "hidden"}
     assert len(hidden) == 1, "tied across gates, layers and the classifier"
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet18", "deit", "vgg11"])
+def test_image_models_say_that_they_read_images(model):
+    settings = Plugin.choose("model", model).settings
+    with pytest.raises(BadInput, match="reads images, and the data set is none"):
+        settings.build(LSTM.usual)
+
+
+def test_deit_needs_whole_patches():
+    with pytest.raises(BadInput, match=r"at least 4×4, in multiples of 4 \(samples are 3×30×30\)"):
+        DeiTTiny().build(Signature((3, 30, 30), 10))
 
 
 def test_the_lstm_says_that_it_reads_words():

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from prism_bench.axes import Axis, Dim
 from prism_bench.data.dataset import Signature
-from prism_bench.errors import BadInput
 from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear
-from prism_bench.models.network import Model, Network
+from prism_bench.models.network import Model, Network, require_images
 
 
 class ConvNet(Network):
@@ -27,9 +26,7 @@ class ConvNet(Network):
         norm: bool,
     ) -> None:
         super().__init__()
-        smallest = 2 ** sum(pool)
-        if len(data.shape) != 3 or min(data.shape[1:]) < smallest:
-            raise BadInput(f"model.name: needs images of at least {smallest}×{smallest} (samples are {data.shape}).")
+        require_images(data, smallest=2 ** sum(pool))
         channels, height, width = data.shape
         features = Axis("input", channels, "fixed")
         self.convs, self.norms, self.pool = nn.ModuleList(), nn.ModuleList(), pool

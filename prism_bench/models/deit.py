@@ -16,7 +16,7 @@ from prism_bench.axes import Axis, Dim, State
 from prism_bench.data.dataset import Signature
 from prism_bench.errors import BadInput
 from prism_bench.models.layers import Conv2d, LayerNorm, Linear, Table
-from prism_bench.models.network import Model, Network
+from prism_bench.models.network import Model, Network, require_images
 
 
 class Attention(nn.Module):
@@ -98,8 +98,7 @@ class DeiTTiny(Model):
     def build(self, data: Signature) -> VisionTransformer:
         if self.width % self.heads:
             raise BadInput(f"model.width: {self.width} can't be split over {self.heads} heads; a multiple would do.")
-        if len(data.shape) != 3 or data.shape[1] % self.patch or data.shape[2] % self.patch:
-            raise BadInput(f"model.patch: {self.patch} must divide the images' sides (samples are {data.shape}).")
+        require_images(data, self.patch, divisor=self.patch)
         return VisionTransformer(data, self.patch, self.width, self.heads, self.depth)
 
     def initial(self, network: Network, rng: np.random.Generator) -> State:

@@ -11,6 +11,7 @@ from torch import nn
 from prism_bench.axes import Layout, State
 from prism_bench.config import Settings
 from prism_bench.data.dataset import Signature
+from prism_bench.errors import BadInput
 from prism_bench.models.layers import Layer, Weighted
 
 
@@ -47,6 +48,15 @@ class Network(nn.Module):
         """Switch activation scaling on or off in every weighted layer."""
         for layer in self.weighted_layers().values():
             layer.rescale = rescale
+
+
+def require_images(data: Signature, smallest: int = 1, divisor: int = 1) -> None:
+    """BadInput where samples are not images, too small, or not made of whole patches."""
+    if data.vocabulary is not None or len(data.shape) != 3:
+        raise BadInput("model.name: this model reads images, and the data set is none; 'lstm' reads words.")
+    if min(data.shape[1:]) < smallest or any(side % divisor for side in data.shape[1:]):
+        right = f"at least {smallest}×{smallest}" + (f", in multiples of {divisor}" if divisor > 1 else "")
+        raise BadInput(f"model.name: needs images of {right} (samples are {'×'.join(map(str, data.shape))}).")
 
 
 class Model(Settings):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from prism_bench.axes import Axis
 from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear
-from prism_bench.models.network import Model, Network
+from prism_bench.models.network import Model, Network, require_images
 
 
 class Block(nn.Module):
@@ -37,6 +37,7 @@ class ResNet(Network):
 
     def __init__(self, data: Signature, width: int, blocks: tuple[int, ...]) -> None:
         super().__init__()
+        require_images(data)
         features = Axis("stage1", width)
         self.stem = Conv2d(Axis("input", data.shape[0], "fixed"), features, 3)
         self.norm = BatchNorm2d(features)
