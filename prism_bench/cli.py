@@ -278,6 +278,9 @@ class Display:
     def stop(self) -> None:
         self.bars.stop()
 
+    def loading(self, data: str) -> None:
+        self.console.print(f"reading {escape(data)}", style="dim", highlight=False)
+
     def begin(self, experiment: Experiment, data: Dataset, partition: Partition, device: str) -> None:
         self.total = len(experiment.runs)
         labels = data.train.labels.numpy()

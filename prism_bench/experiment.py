@@ -199,6 +199,7 @@ def _fields(algorithm: str) -> Iterable[str]:
 class Watcher(Protocol):
     """Told what happens while an experiment runs."""
 
+    def loading(self, data: str) -> None: ...
     def begin(self, experiment: Experiment, data: Dataset, partition: Partition, device: str) -> None: ...
     def run_started(self, number: int, run: Run) -> None: ...
     def round_done(self, record: Mapping[str, Any]) -> None: ...
@@ -218,21 +219,23 @@ def carry_out(
 ) -> Outcome:
     """Run what has not been run yet. With ``out``, each finished run is kept there and not run again."""
     with blaming(experiment.origin):
-        prepared = _prepare(experiment.runs)
+        prepared = _prepare(experiment.runs, watcher)
+        digests = {id(data): data.digest() for data, _ in prepared.values()} if out else {}
         device = choose_device(experiment.execution.device)
     if watcher:
         watcher.begin(experiment, *prepared[experiment.runs[0].identity], str(device))
 
     frames, failed = [], {}
     for number, run in enumerate(experiment.runs):
-        folder = store.RunFolder(out, run.identity) if out else None
+        data, partition = prepared[run.identity]
+        folder = store.RunFolder(out, run.identity, digests[id(data)]) if out else None
         frame = folder.read() if folder and not fresh else None
         reused, error = frame is not None, ""
         if frame is None:
             if watcher:
                 watcher.run_started(number, run)
             try:
-                frame = _run(run, *prepared[run.identity], experiment, watcher)
+                frame = _run(run, data, partition, experiment, watcher)
             except Diverged as problem:
                 error = failed[run.label] = str(problem)
             else:
@@ -245,7 +248,7 @@ def carry_out(
     return Outcome(pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(), failed)
 
 
-def _prepare(runs: Sequence[Run]) -> dict[str, tuple[Dataset, Partition]]:
+def _prepare(runs: Sequence[Run], watcher: Watcher | None) -> dict[str, tuple[Dataset, Partition]]:
     """Each run's data and partition. What can't work is known before anything runs or is written."""
     datasets: dict[Any, Dataset] = {}
     partitions: dict[Any, Partition] = {}
@@ -253,6 +256,8 @@ def _prepare(runs: Sequence[Run]) -> dict[str, tuple[Dataset, Partition]]:
     for run in runs:
         source, key = run.data.settings, (run.data.settings, run.partition.settings, run.seed)
         if source not in datasets:
+            if watcher:
+                watcher.loading(run.data.label)
             datasets[source] = source.load()
         if key not in partitions:
             partitions[key] = split(run, datasets[source])

@@ -1,4 +1,4 @@
-"""Where runs are kept: a folder each, named by the hash of its settings, there only when the run is done."""
+"""Where runs are kept: a folder each, named by hashes of its settings and data, there only when the run is done."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ ROUNDS = "rounds.jsonl"
 class RunFolder:
     """One run's results. Written beside its place and moved there in one step: it is whole or not there."""
 
-    def __init__(self, out: Path, identity: str) -> None:
-        self.path = out / "runs" / f"{identity}-{prism_bench.__version__}"
+    def __init__(self, out: Path, settings: str, data: str) -> None:
+        """``settings`` and ``data`` are hashes: a run with other settings or on other data is another run."""
+        self.path = out / "runs" / f"{settings}-{data}-{prism_bench.__version__}"
 
     def read(self) -> pd.DataFrame | None:
         """The rounds of a finished run."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
 import prism_bench
+from prism_bench.data.dataset import Split
+from prism_bench.data.digits import Digits
 from prism_bench.errors import BadInput
 from prism_bench.experiment import Experiment, carry_out
 from prism_bench.report import plot, show, table
@@ -115,6 +119,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path):
     class Stop:
         runs = 0
 
+        def loading(self, *_): ...
         def begin(self, *_): ...
         def run_started(self, *_): ...
         def run_done(self, *_):
@@ -129,6 +134,21 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 3
     resumed, whole = carry_out(experiment, tmp_path).rounds, carry_out(experiment).rounds
     pd.testing.assert_frame_equal(numbers(resumed), numbers(whole), check_exact=True, check_dtype=False)
+
+
+def test_other_data_is_another_run(tmp_path, monkeypatch):
+    """The same settings on another subset of the data must not be taken for the run that is there."""
+    experiment = Experiment.load(SMALL, {"algorithm": "fedavg"}, seeds=1)
+    carry_out(experiment, tmp_path)
+    load = Digits.load
+
+    def fewer(self):
+        data = load(self)
+        return replace(data, test=Split(data.test.inputs[:100], data.test.labels[:100]))
+
+    monkeypatch.setattr(Digits, "load", fewer)
+    carry_out(experiment, tmp_path)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
 def test_one_failing_cell_leaves_the_others_unharmed(tmp_path):
