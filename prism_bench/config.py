@@ -27,10 +27,12 @@ class Settings(BaseModel):
 S = TypeVar("S", bound=BaseModel)
 
 
-def validate(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
+def validate(kind: type[S], values: Any, where: str = "") -> S:
     """Settings of the given kind, or a BadInput that names each wrong key and what would be right."""
+    if not isinstance(values, Mapping):
+        raise BadInput(f"{where}: needs settings below it (got {values!r}).")
     try:
-        return kind.model_validate(dict(values))
+        return kind.model_validate({str(key): value for key, value in values.items()})
     except ValidationError as error:
         raise BadInput("\n".join(_explain(problem, kind, where) for problem in error.errors())) from None
 

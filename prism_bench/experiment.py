@@ -21,7 +21,7 @@ from prism_bench.config import Execution, validate
 from prism_bench.data.dataset import Dataset
 from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.partition import Partition
-from prism_bench.rounds import PLUGINS, SECTIONS, Federation, Run, choose_device, split
+from prism_bench.rounds import PLUGINS, SECTIONS, Federation, Plugin, Run, choose_device, split
 
 TOP_LEVEL = ("name", "description", "seeds", "grid", "execution", *PLUGINS, *SECTIONS)
 
@@ -62,19 +62,21 @@ class Experiment:
         for key in tree:
             if key not in TOP_LEVEL:
                 raise BadInput(f"{key}: there is no such setting. {nearest(str(key), TOP_LEVEL)}")
-        grid = tree.pop("grid", None) or {}
-        if not isinstance(grid, Mapping):
-            raise BadInput(f"grid: needs settings with a list of values each (got {grid!r}).")
-        grid = {key: value if isinstance(value, list) else [value] for key, value in grid.items()}
+        given = tree.pop("grid", None) or {}
+        if not isinstance(given, Mapping):
+            raise BadInput(f"grid: needs settings with a list of values each (got {given!r}).")
+        grid: dict[str, list[Any]] = {}
+        for key, value in given.items():
+            _override(tree, grid, f"grid.{key}", value)
         for key, value in overrides.items():
             _override(tree, grid, key, value)
         name = tree.pop("name", Path(origin).stem)
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
             raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {name!r}).")
         description = str(tree.pop("description", "")).strip()
-        given = tree.pop("seeds", 1)
-        numbers = _seeds(given if seeds is None else seeds)
-        execution = validate(Execution, tree.pop("execution", {}) or {}, "execution")
+        own = tree.pop("seeds", 1)
+        numbers = _seeds(own if seeds is None else seeds)
+        execution = validate(Execution, tree.pop("execution", None) or {}, "execution")
 
         runs: dict[str, Run] = {}
         for values in itertools.product(*grid.values()):
@@ -139,7 +141,7 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = key_node.value
+            key = str(key_node.value)
             if key in seen:
                 raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=key_node.start_mark)
             seen.add(key)
@@ -173,13 +175,16 @@ def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value:
     into_grid = key.startswith("grid.")
     key = key.removeprefix("grid.")
     top, _, rest = key.partition(".")
-    if top not in TOP_LEVEL:
-        raise BadInput(f"{key}: there is no such setting. {nearest(top, TOP_LEVEL)}")
+    allowed = (*PLUGINS, *SECTIONS) if into_grid else TOP_LEVEL
+    if top not in allowed:
+        raise BadInput(f"{'grid.' * into_grid}{key}: there is no such setting. {nearest(top, allowed)}")
     if key in grid or into_grid:
         grid[key] = value if isinstance(value, list) else [value]
+        if not grid[key]:
+            raise BadInput(f"grid.{key}: needs at least one value.")
     elif top == "algorithm" and rest and "algorithm" in grid:
         # One grid compares algorithms with different settings: those that have this one get it.
-        choices = [{"name": c} if isinstance(c, str) else dict(c) for c in grid["algorithm"]]
+        choices = [Plugin.given("algorithm", choice) for choice in grid["algorithm"]]
         fields = {c["name"]: _fields(c["name"]) for c in choices}
         if not any(rest in known for known in fields.values()):
             every = {field for known in fields.values() for field in known}

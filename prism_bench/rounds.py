@@ -51,13 +51,19 @@ class Plugin:
     @classmethod
     def choose(cls, section: str, value: Any) -> Plugin:
         """From ``name`` or ``{name: ..., setting: ...}``."""
-        values = {"name": value} if isinstance(value, str) else value
-        if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
-            raise BadInput(f"{section}: needs a name, alone or as 'name:' with settings beside it (got {value!r}).")
+        values = cls.given(section, value)
         kind = registry.load(PLUGINS[section], values["name"], f"{section}.name")
         params = kind.Params if section == "algorithm" else kind
         settings = validate(params, {key: v for key, v in values.items() if key != "name"}, section)
         return cls(values["name"], settings, kind)
+
+    @staticmethod
+    def given(section: str, value: Any) -> dict[str, Any]:
+        """The long form of what was given: ``{name: ..., setting: ...}``."""
+        values = {"name": value} if isinstance(value, str) else value
+        if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
+            raise BadInput(f"{section}: needs a name, alone or as 'name:' with settings beside it (got {value!r}).")
+        return dict(values)
 
     @property
     def variant(self) -> str:
@@ -94,11 +100,8 @@ class Run:
         for section in PLUGINS:
             if section not in tree:
                 raise BadInput(f"{section}: is missing.")
-        for section in SECTIONS:
-            if not isinstance(tree.get(section, {}), Mapping):
-                raise BadInput(f"{section}: needs settings below it (got {tree[section]!r}).")
         plugins = {section: Plugin.choose(section, tree[section]) for section in PLUGINS}
-        sections = {key: validate(kind, tree.get(key, {}), key) for key, kind in SECTIONS.items()}
+        sections = {key: validate(kind, tree.get(key) or {}, key) for key, kind in SECTIONS.items()}
         if not plugins["algorithm"].kind.cuts:
             sections["capacity"] = Capacity()
         run = cls(seed=tree.get("seed", 0), **plugins, **sections)  # type: ignore[arg-type]
