@@ -39,5 +39,5 @@ class OrigDrop(Algorithm):
     def _first(self, keep: float) -> Selection:
         return {axis.name: first(kept(keep, axis.size), self.device) for axis in self.layout.of_kind("feature")}
 
-    def trained_part(self) -> ServerModel:
-        return self.part(self._first(max(self.keeps)))
+    def trained_part(self) -> ServerModel | None:
+        return self.part(self._first(max(self.keeps))) if max(self.keeps) < 1 else None

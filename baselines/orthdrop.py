@@ -28,5 +28,5 @@ class OrthDrop(OrthogonalAlgorithm):
             top[axis.name] = order[: kept(keep, axis.size)].sort().values
         return top
 
-    def trained_part(self) -> ServerModel:
-        return self.part(self._top(max(self.keeps)))
+    def trained_part(self) -> ServerModel | None:
+        return self.part(self._top(max(self.keeps))) if max(self.keeps) < 1 else None

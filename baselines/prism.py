@@ -55,7 +55,7 @@ class PriSM(OrthogonalAlgorithm):
         super().__init__(params, network, dense, seed)
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
-        sigmas = {path: self.space.sigma(self.state, path).double().cpu().numpy() for path in self.space.paths}
+        sigmas = {path: self.space.sigma(self.state, path).cpu().double().numpy() for path in self.space.paths}
         return [[self._sub_model(round, client, sigmas)] for client in cohort]
 
     def _sub_model(self, round: int, client: Client, sigmas: dict[str, np.ndarray]) -> Selection:
@@ -69,12 +69,13 @@ class PriSM(OrthogonalAlgorithm):
 
     def _kernels(self, keep: float, sigma: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The indices I_c of one layer's sampled kernels."""
+        share = self.params.rank_keep or keep
         if self.params.sampling == "power":
-            kappa = self.params.kappa if self.params.kappa is not None else (4.0 if keep <= 0.2 else 2.5)
+            kappa = self.params.kappa if self.params.kappa is not None else (4.0 if share <= 0.2 else 2.5)
             scores = kappa * np.log(np.maximum(sigma, np.finfo(float).tiny))
         else:
             scores = sigma if self.params.sampling == "softmax" else np.zeros_like(sigma)
-        return sample(scores, kept(self.params.rank_keep or keep, len(sigma)), rng)
+        return sample(scores, kept(share, len(sigma)), rng)
 
     def _channels(
         self, axis: Axis, round: int, keep: float, kernels: dict[str, np.ndarray], rng: np.random.Generator
@@ -90,15 +91,15 @@ class PriSM(OrthogonalAlgorithm):
             # no factorised layer writes falls to the prefix, and so does what too few kernels leave open. Where the
             # axis is laid out several times (gates, heads), a kernel stands for the feature of its number.
             writers = [path for path in self.space.paths if self.space.layer(path).outputs.axis == axis]
-            chosen = np.unique(kernels[writers[0]] % axis.size)[:count] if writers else np.arange(0)
+            chosen = rng.permutation(np.unique(kernels[writers[0]] % axis.size) if writers else 0)[:count]
             rest = np.setdiff1d(np.arange(axis.size), chosen)[: count - len(chosen)]
             return np.sort(np.concatenate([chosen, rest]))
         return np.arange(count)
 
     def trained_part(self) -> ServerModel | None:
-        if self.params.channels != "prefix":
-            return None
         keep = self.params.channel_keep or max(self.keeps)
+        if self.params.channels != "prefix" or keep == 1:
+            return None
         layout = self.network.layout()
         prefix = {axis.name: first(kept(keep, axis.size), self.device) for axis in layout.of_kind("feature")}
         dense = gather(self.space.leave(self.state), layout, prefix)

@@ -29,6 +29,8 @@ def dirichlet(
     True
     """
     samples = samples_each(len(labels), clients, samples)
+    # Classes that do not occur have no share to draw.
+    labels = np.unique(labels, return_inverse=True)[1]
     supply = np.bincount(labels)
     wishes = rng.dirichlet(np.full(len(supply), alpha), clients)
     counts = _round(_fit(wishes, samples, supply), samples, supply, rng)

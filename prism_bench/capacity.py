@@ -71,7 +71,9 @@ class Capacity(Settings):
     @field_validator("keep", "share", "budget", mode="before")
     @classmethod
     def _one_or_many(cls, value: object) -> object:
-        return (value,) if isinstance(value, (int, float, Mapping)) else value
+        if isinstance(value, bool):
+            raise ValueError("a number is needed")
+        return (value,) if isinstance(value, (int, float, str, Mapping)) else value
 
     @field_validator("keep")
     @classmethod
@@ -96,7 +98,8 @@ class Capacity(Settings):
         names = [budget.label for budget in self.budget] or [f"{keep:g}" for keep in self.keep]
         if len(names) == 1:
             return names[0]
-        return " + ".join(f"{name} ({share:.0%})" for name, share in zip(names, self.share, strict=True))
+        mix = " + ".join(f"{name} ({100 * share:g}%)" for name, share in zip(names, self.share, strict=True))
+        return f"{mix}, redrawn" if self.redraw else mix
 
     def deal(self, clients: int, rng: np.random.Generator) -> np.ndarray:
         """The number of one of the capacities a client, with exact counts (largest remainders).

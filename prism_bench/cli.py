@@ -293,16 +293,16 @@ class Display:
         self.all = self.bars.add_task("all runs", total=self.total, note="")
         self.current = self.bars.add_task("", total=1, note="", visible=False)
 
-    def run_started(self, number: int, run: Run) -> None:
+    def run_started(self, number: int, run: Run, label: str) -> None:
         self.start = time.perf_counter()
-        self.bars.reset(self.current, total=run.training.rounds, description=escape(run.label), note="", visible=True)
+        self.bars.reset(self.current, total=run.training.rounds, description=escape(label), note="", visible=True)
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         if "accuracy" in record:
             self.bars.update(self.current, note=f"{record['accuracy']:.1f}%")
         self.bars.advance(self.current)
 
-    def run_done(self, number: int, run: Run, frame: pd.DataFrame | None, reused: bool, error: str) -> None:
+    def run_done(self, number: int, label: str, frame: pd.DataFrame | None, reused: bool, error: str) -> None:
         self.done += frame is not None
         self.bars.update(self.all, advance=1)
         if frame is None:
@@ -311,7 +311,7 @@ class Display:
             how = "kept from an earlier start" if reused else f"{time.perf_counter() - self.start:.1f} s"
             result = f"{frame['accuracy'].iloc[-1]:.1f}%  [dim]{how}[/dim]"
         width = len(str(self.total))
-        self.console.print(f"  {number + 1:{width}}/{self.total}  {escape(run.label)}: {result}", highlight=False)
+        self.console.print(f"  {number + 1:{width}}/{self.total}  {escape(label)}: {result}", highlight=False)
 
 
 def main() -> None:

@@ -31,12 +31,15 @@ def costs(
       prism-bench costs
       prism-bench costs --model lstm --keep 0.5 0.25
     """
-    from prism_bench.cli import out_console
+    from prism_bench.cli import check_writable, out_console
     from prism_bench.store import write_csv
 
     texts = [*(keep or []), *(more or [])] or ["1", "0.8", "0.6", "0.4", "0.2"]
-    frame = table(model, [_ratio(text) for text in texts], batch)
     file = out or Path("results") / "costs" / f"{model}.csv"
+    if file.is_dir():
+        raise BadInput(f"--out {file}: is a folder; a file such as {file}/costs.csv is needed.")
+    check_writable(file.parent)
+    frame = table(model, [_ratio(text) for text in texts], batch)
     write_csv(frame, file)
     out_console.print(show(frame, f"Costs of one client, {model}, batch {batch}"))
     out_console.print(f"  {file}", highlight=False, soft_wrap=True)
@@ -112,5 +115,5 @@ def _ratio(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        raise BadInput(f"--keep {text}: a keep ratio is above 0 and at most 1.")
+        raise BadInput(f"--keep {text}: a keep ratio is above 0 and at most 1 (a model is chosen with --model).")
     return value

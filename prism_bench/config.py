@@ -61,7 +61,7 @@ class Training(Settings):
     epochs: int = Field(2, ge=0, description="local epochs at each participation")
     steps: PositiveInt | None = Field(None, description="at most so many local steps; none: the whole epochs")
     batch: PositiveInt = Field(32, description="samples in a local step")
-    lr: PositiveFloat = Field(0.1, description="learning rate at the start")
+    lr: float = Field(0.1, gt=0, le=1e30, description="learning rate at the start")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="of the learning rate over the rounds")
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD; its state is fresh at each participation")
     decay: NonNegativeFloat = Field(2e-4, description="weight decay, and λ of the factors' regulariser")

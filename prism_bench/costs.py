@@ -89,7 +89,8 @@ def largest_keep(algorithm: Algorithm, budget: Budget, full: Costs, data: Signat
     if not fits(ratios[0]):
         smallest = asdict(of_client(algorithm, ratios[0], data, batch))
         needs = ", ".join(f"{name} {smallest[name]:,.0f}" for name in budget.limits())
-        raise BadInput(f"capacity.budget: nothing fits {budget.label}; the smallest sub-model costs {needs}.")
+        name = type(algorithm).__name__
+        raise BadInput(f"capacity.budget: nothing fits {budget.label}; {name}'s smallest sub-model costs {needs}.")
     # Costs rise with the ratio: the last that fits, by halving.
     return ratios[bisect.bisect_left(ratios, True, key=lambda keep: not fits(keep)) - 1]
 

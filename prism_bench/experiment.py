@@ -6,9 +6,10 @@ import copy
 import itertools
 import re
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from prism_bench.data.dataset import Dataset
 from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.partition import Partition
 from prism_bench.rounds import PLUGINS, SECTIONS, Federation, Plugin, Run, choose_device, split
+from prism_bench.seeds import stream
 
 TOP_LEVEL = ("name", "description", "seeds", "grid", "execution", *PLUGINS, *SECTIONS)
 
@@ -70,7 +72,7 @@ class Experiment:
             _override(tree, grid, f"grid.{key}", value)
         for key, value in overrides.items():
             _override(tree, grid, key, value)
-        name = tree.pop("name", Path(origin).stem)
+        name = tree.pop("name", None) or re.sub(r"[^\w.-]+", "-", Path(origin).stem).lstrip(".")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
             raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {name!r}).")
         description = str(tree.pop("description", "")).strip()
@@ -90,6 +92,19 @@ class Experiment:
         told = {"capacity", "capacity.keep", "capacity.budget"}
         varied = [key for key in grid if key.partition(".")[0] not in PLUGINS and key not in told]
         return cls(name, description, list(runs.values()), varied, execution, origin)
+
+    def label(self, run: Run) -> str:
+        """What tells a run from the others of this experiment."""
+        parts = [run.label]
+        for section in ("data", "model", "partition"):
+            if len({getattr(other, section).label for other in self.runs}) > 1:
+                parts.append(getattr(run, section).label)
+        return ", ".join([*parts, *self.settings(run)])
+
+    def settings(self, run: Run) -> list[str]:
+        """The values of what the grid varies, other than plugins and capacities."""
+        tree = run.as_dict()
+        return [f"{key}={_get(tree, key)}" for key in self.varied]
 
 
 @contextmanager
@@ -149,9 +164,9 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def _seeds(value: Any) -> list[int]:
-    numbers = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+    numbers = list(range(min(value, 10_001))) if isinstance(value, int) and not isinstance(value, bool) else value
     whole = isinstance(numbers, (list, tuple)) and all(type(number) is int and number >= 0 for number in numbers)
-    if not whole or not numbers:
+    if not whole or not 1 <= len(numbers) <= 10_000:
         raise BadInput(f"seeds: a number of seeds, or a list of them such as [0, 1, 2] (got {value!r}).")
     return list(dict.fromkeys(numbers))
 
@@ -182,22 +197,39 @@ def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value:
         grid[key] = value if isinstance(value, list) else [value]
         if not grid[key]:
             raise BadInput(f"grid.{key}: needs at least one value.")
-    elif top == "algorithm" and rest and "algorithm" in grid:
-        # One grid compares algorithms with different settings: those that have this one get it.
-        choices = [Plugin.given("algorithm", choice) for choice in grid["algorithm"]]
-        fields = {c["name"]: _fields(c["name"]) for c in choices}
-        if not any(rest in known for known in fields.values()):
-            every = {field for known in fields.values() for field in known}
-            raise BadInput(f"{key}: none of {', '.join(fields)} has this setting. {nearest(rest, every)}")
-        grid["algorithm"] = [c | {rest: value} if rest in fields[c["name"]] else c for c in choices]
+    elif rest and top in grid:
+        # The grid compares choices with different settings: those that have this one get it.
+        choices = [_long_form(top, choice) for choice in grid[top]]
+        fields = [_fields(top, choice) for choice in choices]
+        first = rest.partition(".")[0]
+        if not any(first in known for known in fields):
+            names = ", ".join(dict.fromkeys(str(choice.get("name", top)) for choice in choices))
+            every = {field for known in fields for field in known}
+            raise BadInput(f"{key}: none of {names} has this setting. {nearest(first, every)}")
+        for choice, known in zip(choices, fields, strict=True):
+            if first in known:
+                _put(choice, rest, value)
+        grid[top] = choices
     else:
         for varied in [varied for varied in grid if varied.startswith(f"{key}.")]:
             del grid[varied]
         _put(tree, key, value)
 
 
-def _fields(algorithm: str) -> Iterable[str]:
-    fields: Iterable[str] = registry.load("algorithms", algorithm, "algorithm.name").Params.model_fields
+def _long_form(section: str, choice: Any) -> dict[str, Any]:
+    if section in PLUGINS:
+        return Plugin.given(section, choice)
+    if not isinstance(choice, Mapping):
+        raise BadInput(f"{section}: needs settings below it (got {choice!r}).")
+    return dict(choice)
+
+
+def _fields(section: str, choice: Mapping[str, Any]) -> Iterable[str]:
+    """The settings that a choice for a section has."""
+    if section not in PLUGINS:
+        return SECTIONS[section].model_fields
+    kind = registry.load(PLUGINS[section], choice["name"], f"{section}.name")
+    fields: Iterable[str] = getattr(kind, "Params", kind).model_fields
     return fields
 
 
@@ -206,9 +238,9 @@ class Watcher(Protocol):
 
     def loading(self, data: str) -> None: ...
     def begin(self, experiment: Experiment, data: Dataset, partition: Partition, device: str) -> None: ...
-    def run_started(self, number: int, run: Run) -> None: ...
+    def run_started(self, number: int, run: Run, label: str) -> None: ...
     def round_done(self, record: Mapping[str, Any]) -> None: ...
-    def run_done(self, number: int, run: Run, frame: pd.DataFrame | None, reused: bool, error: str) -> None: ...
+    def run_done(self, number: int, label: str, frame: pd.DataFrame | None, reused: bool, error: str) -> None: ...
 
 
 @dataclass
@@ -216,7 +248,8 @@ class Outcome:
     """What an experiment gave: the finished runs in long format, and the runs that failed."""
 
     rounds: pd.DataFrame
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str]
+    """What failed, and why."""
 
 
 def carry_out(
@@ -233,23 +266,23 @@ def carry_out(
     frames, failed = [], {}
     for number, run in enumerate(experiment.runs):
         data, partition = prepared[run.identity]
-        folder = store.RunFolder(out, run.identity, digests[id(data)]) if out else None
+        folder = store.RunFolder(out, run.identity, digests[id(data)], run.code()) if out else None
         frame = folder.read() if folder and not fresh else None
         reused, error = frame is not None, ""
         if frame is None:
             if watcher:
-                watcher.run_started(number, run)
+                watcher.run_started(number, run, experiment.label(run))
             try:
                 frame = _run(run, data, partition, experiment, watcher)
             except Diverged as problem:
-                error = failed[run.label] = str(problem)
+                error = failed[experiment.label(run)] = str(problem)
             else:
                 if folder:
                     folder.write(run.as_dict(), frame, device)
         if frame is not None:
             frames.append(_labels(frame, run, experiment))
         if watcher:
-            watcher.run_done(number, run, frame, reused, error)
+            watcher.run_done(number, experiment.label(run), frame, reused, error)
     return Outcome(pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(), failed)
 
 
@@ -257,6 +290,7 @@ def _prepare(runs: Sequence[Run], watcher: Watcher | None) -> dict[str, tuple[Da
     """Each run's data and partition. What can't work is known before anything runs or is written."""
     datasets: dict[Any, Dataset] = {}
     partitions: dict[Any, Partition] = {}
+    models: set[Any] = set()
     prepared = {}
     for run in runs:
         source, key = run.data.settings, (run.data.settings, run.partition.settings, run.seed)
@@ -267,6 +301,9 @@ def _prepare(runs: Sequence[Run], watcher: Watcher | None) -> dict[str, tuple[Da
         if key not in partitions:
             partitions[key] = split(run, datasets[source])
         network = run.model.settings.build(datasets[source].signature)
+        if run.model.settings not in models:
+            models.add(run.model.settings)
+            run.model.settings.initial(network, stream(run.seed, "weights"))
         keeps = () if run.capacity.budget else run.capacity.keep
         run.algorithm.kind.check(run.algorithm.settings, network, keeps)
         if run.capacity.budget and run.seed == runs[0].seed:
@@ -295,7 +332,6 @@ def _run(
 
 def _labels(frame: pd.DataFrame, run: Run, experiment: Experiment) -> pd.DataFrame:
     """Say in front of each row which run it belongs to."""
-    tree = run.as_dict()
     columns = {
         "experiment": experiment.name,
         "run": run.identity,
@@ -305,7 +341,7 @@ def _labels(frame: pd.DataFrame, run: Run, experiment: Experiment) -> pd.DataFra
         "algorithm": run.algorithm.name,
         "variant": run.algorithm.variant,
         "keep": run.capacity.label,
-        "settings": " ".join(f"{key}={_get(tree, key)}" for key in experiment.varied),
+        "settings": " ".join(experiment.settings(run)),
         "seed": run.seed,
     }
     labelled: pd.DataFrame = pd.concat([pd.DataFrame(columns, index=frame.index), frame], axis=1)
@@ -329,11 +365,12 @@ def run(
     """Run an experiment and return one row a run and round.
 
     ``experiment`` is a name, a YAML file or a mapping; ``overrides`` are dotted keys (``{"training.rounds": 5}``).
-    Nothing is written unless ``out`` names a folder; with it, finished runs are kept there and not run again.
+    Nothing is written unless ``out`` names a folder; with it, finished runs are kept there and not run again. A run
+    that diverges is warned of and left out.
     """
     extra = {} if device is None else {"execution.device": device}
     loaded = Experiment.load(experiment, {**(overrides or {}), **extra}, seeds)
     outcome = carry_out(loaded, Path(out) if out else None)
-    if outcome.failed:
-        raise Diverged("; ".join(f"{label}: {error}" for label, error in outcome.failed.items()))
+    for label, error in outcome.failed.items():
+        warnings.warn(f"{label} failed: {error}", stacklevel=2)
     return outcome.rounds

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prism_bench.axes import Axis, State
-from prism_bench.errors import BadInput, nearest
+from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.models.layers import Weighted
 from prism_bench.models.network import Network
 
@@ -25,7 +25,10 @@ def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return ut.T, sigma, v.T
     # Apple's GPU has no float64: the decomposition is the server's work, and there it runs on the CPU.
     work = matrix.to("cpu" if matrix.device.type == "mps" else matrix.device).double()
-    u = torch.linalg.eigh(work @ work.T).eigenvectors
+    try:
+        u = torch.linalg.eigh(work @ work.T).eigenvectors
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        raise Diverged("a layer's weights can't be decomposed; a smaller training.lr may help.") from None
     projected = u.T @ work
     sigma = torch.linalg.vector_norm(projected, dim=1)
     order = torch.argsort(sigma, descending=True, stable=True)
@@ -111,6 +114,8 @@ def chosen_layers(network: Network, factorise: str | tuple[str, ...]) -> tuple[s
     if isinstance(factorise, str) and factorise in groups:
         return groups[factorise]
     patterns = (factorise,) if isinstance(factorise, str) else factorise
+    if not patterns:
+        raise BadInput(f"algorithm.factorise: needs at least one layer. {nearest('', [*groups, *known])}")
     for pattern in patterns:
         if not any(fnmatch(path, pattern) for path in known):
             raise BadInput(

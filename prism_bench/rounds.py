@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import prism_bench
 from prism_bench import costs, registry
 from prism_bench.algorithm import Algorithm, Client
 from prism_bench.axes import Selection
@@ -125,6 +128,14 @@ class Run:
         text = json.dumps(self.as_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    def code(self) -> str:
+        """A hash of the package's version and of the plugins' own files: an edited method is another run."""
+        digest = hashlib.sha256(prism_bench.__version__.encode())
+        for section in PLUGINS:
+            file = inspect.getsourcefile(getattr(self, section).kind)
+            digest.update(Path(file).read_bytes() if file else b"")
+        return digest.hexdigest()[:8]
+
     @property
     def label(self) -> str:
         """For people: what is running."""
@@ -202,6 +213,8 @@ class Federation:
         with clock("merge"):
             merged = merge.result()
         with clock("refresh"):
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in merged.values()):
+                raise Diverged(f"weights are not finite after round {round + 1}; a smaller training.lr may help.")
             algorithm.finish_round(round, merged)
         record: dict[str, Any] = {"round": round + 1, "lr": lr, "train_loss": loss}
         if (round + 1) % run.evaluation.every == 0 or round + 1 == run.training.rounds:
@@ -213,7 +226,7 @@ class Federation:
         """In %, of the model that the method deploys, of its full model and of the part that was trained."""
         batch = self.run.evaluation.batch
         full = trained = evaluate(self.algorithm.full_model(), self.data, batch)
-        part = self.algorithm.trained_part() if max(self.keeps) < 1 else None
+        part = self.algorithm.trained_part()
         if part is not None:
             trained = evaluate(part, self.data, batch)
         accuracy, loss = full if self.algorithm.deploys == "full" else trained

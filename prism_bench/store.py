@@ -1,4 +1,4 @@
-"""Where runs are kept: a folder each, named by hashes of its settings and data, there only when the run is done."""
+"""Where runs are kept: a folder each, named by hashes of settings, data and code, there only when the run is done."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ROUNDS = "rounds.jsonl"
 class RunFolder:
     """One run's results. Written beside its place and moved there in one step: it is whole or not there."""
 
-    def __init__(self, out: Path, settings: str, data: str) -> None:
-        """``settings`` and ``data`` are hashes: a run with other settings or on other data is another run."""
-        self.path = out / "runs" / f"{settings}-{data}-{prism_bench.__version__}"
+    def __init__(self, out: Path, settings: str, data: str, code: str) -> None:
+        """Hashes, of each: a run with other settings, on other data or of an edited method is another run."""
+        self.path = out / "runs" / f"{settings}-{data}-{code}"
 
     def read(self) -> pd.DataFrame | None:
         """The rounds of a finished run."""
@@ -50,8 +50,11 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """Write a table in one step: an old one stays until the new one is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    frame.to_csv(draft, index=False)
-    draft.replace(path)
+    try:
+        frame.to_csv(draft, index=False)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

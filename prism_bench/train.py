@@ -7,6 +7,7 @@ move and BatchNorm never sees padding: the result is what each client alone woul
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,13 +34,21 @@ class Local:
 
     @classmethod
     def plan(cls, samples: np.ndarray, training: Training, seed: int, round: int, client: int) -> Local:
-        """Each epoch goes through the client's samples once, in an order of its own."""
-        rng = stream(seed, "batches", round, client)
-        batches = []
-        for _ in range(training.epochs):
-            order = samples[rng.permutation(len(samples))]
-            batches += [order[start : start + training.batch] for start in range(0, len(order), training.batch)]
-        return cls(batches[: training.steps], stream(seed, "augment", round, client))
+        """Each epoch goes through the client's samples once, in an order of its own.
+
+        Where ``training.steps`` cuts this short, the next round goes on in the order that this one began.
+        """
+        each = -(-len(samples) // training.batch)
+        count = min(training.steps or math.inf, each * training.epochs)
+        first = round * int(count) if training.steps else 0
+        batches: list[np.ndarray] = []
+        for step in range(first, first + int(count)):
+            epoch, place = divmod(step, each)
+            if place == 0 or not batches:
+                position = (epoch, client) if training.steps else (round, client, epoch)
+                order = samples[stream(seed, "batches", *position).permutation(len(samples))]
+            batches.append(order[place * training.batch : (place + 1) * training.batch])
+        return cls(batches, stream(seed, "augment", round, client))
 
 
 def train(

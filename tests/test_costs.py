@@ -171,7 +171,9 @@ def test_a_budget_gives_the_largest_sub_model_within(algorithm, budget):
 
 
 def test_a_budget_that_nothing_fits_says_what_the_smallest_costs():
-    with pytest.raises(BadInput, match=r"nothing fits activation_bytes ≤ 60%; the smallest .* activation_bytes \d"):
+    with pytest.raises(
+        BadInput, match=r"nothing fits activation_bytes ≤ 60%; OrthDrop's smallest .* activation_bytes \d"
+    ):
         budget_run("orthdrop", {"activation_bytes": "60%"})
 
 

@@ -60,6 +60,12 @@ def testparse_overrides():
         "0.4 (50%) + 0.2 (50%)",
     }
     assert {run.training.lr for run in loaded(grid__training__lr=[0.3, 0.4])} == {0.3, 0.4}
+    wide = SMALL | {"grid": {"model": ["smallcnn", "cnn"], "algorithm": ["fedavg"], "training": [{"rounds": 1}]}}
+    below = Experiment.load(wide, {"model.width": 3, "model.norm": "batch", "training.active": 1}).runs
+    assert {(run.model.name, run.model.settings.width, run.training.active) for run in below} == {
+        ("smallcnn", 3, 1),
+        ("cnn", 3, 1),
+    }
     assert len(Experiment.load(SMALL, seeds=[5]).runs) == 5
     assert {run.seed for run in Experiment.load(SMALL, seeds=3).runs} == {0, 1, 2}
 
@@ -158,10 +164,19 @@ def test_other_data_is_another_run(tmp_path, monkeypatch):
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
+def test_an_edited_method_is_another_run(monkeypatch, tmp_path):
+    run = Experiment.load(SMALL).runs[0]
+    before = run.code()
+    edited = tmp_path / "edited.py"
+    edited.write_text("# another rule")
+    monkeypatch.setattr("inspect.getsourcefile", lambda kind: str(edited))
+    assert run.code() != before
+
+
 def test_one_failing_cell_leaves_the_others_unharmed(tmp_path):
     grid = {"algorithm": ["fedavg"], "training.lr": [0.1, 1e30]}
     outcome = carry_out(Experiment.load(SMALL | {"grid": grid}), tmp_path)
-    assert len(outcome.failed) == 2
+    assert list(outcome.failed) == ["fedavg, seed 0, training.lr=1e+30", "fedavg, seed 1, training.lr=1e+30"]
     assert set(outcome.rounds["settings"]) == {"training.lr=0.1"}
 
 

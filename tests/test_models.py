@@ -198,6 +198,8 @@ def test_deit_starts_from_imagenet_weights_in_a_file(tmp_path):
             lambda w, f: torch.save({k: v for k, v in w.items() if k != "blocks.1.norm2.bias"}, f),
             "has no 'blocks.1.norm2",
         ),
+        (lambda w, f: torch.save(w | {"pos_embed": torch.zeros(1, 198, 24)}, f), "is for 198 tokens"),
+        (lambda w, f: torch.save(w | {"norm.bias": 3}, f), "'norm.bias' .* is not a tensor"),
         (lambda w, f: torch.save(w | {"blocks.0.attn.qkv.weight": torch.zeros(3, 3)}, f), "has shape \\(3, 3\\)"),
     ],
 )

@@ -79,6 +79,8 @@ def test_the_papers_layers():
 def test_an_unknown_layer_is_an_error():
     with pytest.raises(BadInput, match=r"no layer is called 'convs\.9'"):
         federation("prism", {"factorise": ["convs.9"]})
+    with pytest.raises(BadInput, match="needs at least one layer"):
+        federation("prism", {"factorise": []})
 
 
 @pytest.mark.parametrize("algorithm", ["prism", "orthdrop"])

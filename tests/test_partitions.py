@@ -78,6 +78,12 @@ def test_no_dirichlet_client_is_distorted_for_its_number(samples):
     assert distance.max() < 0.2
 
 
+def test_dirichlet_on_labels_with_a_gap():
+    partition = dirichlet(np.repeat([0, 2, 7], 50), 10, 0.1, rng())
+    assert partition.sizes.tolist() == [15] * 10
+    assert disjoint(partition)
+
+
 def test_dirichlet_is_skewed_where_alpha_is_small():
     labels = np.arange(5000) % 10
     near, far = (dirichlet(labels, 50, alpha, rng()).describe(labels)["distance"].mean() for alpha in (100.0, 0.1))

@@ -93,6 +93,8 @@ def test_a_client_keeps_its_capacity_unless_redrawn():
     assert fixed[0] == fixed[1] == fixed[2]
     assert len({tuple(sorted(each.items())) for each in redrawn}) == 3
     assert all(sorted(each.values()) == sorted(fixed[0].values()) for each in redrawn)
+    mix = Capacity(keep=(0.4, 0.2), share=(0.401, 0.599), redraw=True)
+    assert mix.label == "0.4 (40.1%) + 0.2 (59.9%), redrawn", "two capacities never share a cell of the table"
 
 
 def test_a_round_records_all_three_accuracies_and_its_stages():

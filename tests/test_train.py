@@ -27,8 +27,15 @@ def test_each_epoch_goes_through_every_sample_once():
 
 
 def test_steps_can_be_few():
-    local = Local.plan(np.arange(100), Training(batch=4, epochs=3, steps=2), seed=0, round=0, client=0)
-    assert [len(batch) for batch in local.batches] == [4, 4]
+    """One step a round: ten rounds are two epochs, each through every sample once."""
+    training = Training(batch=4, epochs=1, steps=1)
+    batches = [Local.plan(np.arange(18), training, seed=0, round=round, client=0).batches for round in range(10)]
+    assert [len(local) for local in batches] == [1] * 10
+    first, second = ([index for (batch,) in half for index in batch] for half in (batches[:5], batches[5:]))
+    assert sorted(first) == sorted(second) == list(range(18))
+    assert first != second
+    two = Local.plan(np.arange(100), Training(batch=4, epochs=3, steps=2), seed=0, round=0, client=0)
+    assert [len(batch) for batch in two.batches] == [4, 4]
 
 
 def stacked(one, count):
@@ -93,6 +100,24 @@ def test_a_loss_that_is_not_a_number_ends_the_run():
     one = federation("fedavg", lr=1e30)
     with pytest.raises(Diverged, match=r"smaller training\.lr"):
         list(one.rounds())
+
+
+def test_weights_that_are_not_finite_end_the_run():
+    """The last step's damage shows in no loss; finite factors may have a product that is not."""
+    with pytest.raises(Diverged, match=r"can't be decomposed; a smaller training\.lr"):
+        federation("prism", lr=1e30, steps=1).round(0)
+    one = federation("fedavg", epochs=0)
+    one.algorithm.state["classifier.bias"][0] = torch.inf
+    with pytest.raises(Diverged, match=r"not finite after round 1; a smaller training\.lr"):
+        one.round(0)
+
+
+def test_a_batch_of_one_where_the_map_is_one_pixel():
+    """BatchNorm of a single value is its shift, in both paths; no crash."""
+    model = {"name": "resnet18", "width": 10}
+    for at_once in (1, 2):
+        one = federation("prism", model=model, sizes=(5, 5), at_once=at_once)
+        assert np.isfinite(one.round(0)["train_loss"])
 
 
 def test_flip_and_crop_by_hand():

@@ -123,12 +123,19 @@ def load_weights(path: Path, fresh: State) -> State:
         theirs = _published_name(name)
         if theirs not in saved:
             raise BadInput(f"model.weights: {path} has no '{theirs}'; a DeiT checkpoint of this depth would.")
+        if not isinstance(saved[theirs], Tensor):
+            raise BadInput(f"model.weights: '{theirs}' in {path} is not a tensor.")
         value = saved[theirs].float()
         if name == "patches.weight":
             value = F.interpolate(value, size=tensor.shape[2:], mode="bicubic", antialias=True)
         elif name in ("token.weight", "positions.weight"):
             value = value[0].T
             if name == "positions.weight":
+                if math.isqrt(value.shape[1] - 1) ** 2 != value.shape[1] - 1:
+                    raise BadInput(
+                        f"model.weights: '{theirs}' in {path} is for {value.shape[1]} tokens, not one and a square "
+                        "of patches; a checkpoint without distillation token would do."
+                    )
                 value = _resize_positions(value, tensor.shape[1])
         if name.startswith("classifier.") and value.shape != tensor.shape:
             value = tensor
