@@ -316,9 +316,6 @@ class Display:
 
 def main() -> None:
     """The entry point: bad input is one clear message and exit code 2."""
-    # Threads that spin while they wait make small models 5-15 times slower where another program has one of the cores,
-    # for a fifth gained on an idle machine. Read when torch is loaded, so it must be said before.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         app()
     except BadInput as error:

@@ -83,3 +83,6 @@ class Execution(Settings):
     at_once: PositiveInt | Literal["auto"] = Field(
         "auto", description="clients that train in one pass; 1: one after another"
     )
+    threads: PositiveInt | Literal["auto"] = Field(
+        "auto", description="of the CPU; auto: one where the model is small, else what torch takes"
+    )

@@ -22,7 +22,7 @@ from prism_bench.config import Execution, validate
 from prism_bench.data.dataset import Dataset
 from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.partition import Partition
-from prism_bench.rounds import PLUGINS, SECTIONS, Federation, Plugin, Run, choose_device, split
+from prism_bench.rounds import PLUGINS, SECTIONS, Federation, Plugin, Run, choose_device, split, threads
 from prism_bench.seeds import stream
 
 TOP_LEVEL = ("name", "description", "seeds", "grid", "execution", *PLUGINS, *SECTIONS)
@@ -319,11 +319,12 @@ def _run(
     start = time.perf_counter()
     federation = Federation(run, data, partition, experiment.execution)
     records = []
-    for record in federation.rounds():
-        records.append(record | {"seconds": time.perf_counter() - start})
-        start = time.perf_counter()
-        if watcher:
-            watcher.round_done(record)
+    with threads(experiment.execution, federation.step_macs):
+        for record in federation.rounds():
+            records.append(record | {"seconds": time.perf_counter() - start})
+            start = time.perf_counter()
+            if watcher:
+                watcher.round_done(record)
     frame: pd.DataFrame = pd.DataFrame(records)
     for name, value in federation.costs().items():
         frame[name] = value

@@ -9,6 +9,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "training": Training,
     "evaluation": Evaluation,
 }
+
+
+SMALL_STEP = 1e8
+"""MACs of a client's local step below which overhead outweighs arithmetic on a CPU, as measured on two cores."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,11 @@ class Federation:
         each = [costs.of_client(self.algorithm, keep, *about) for keep in self.keeps]
         self.client_costs = costs.average(each, run.capacity.share)
 
+    @property
+    def step_macs(self) -> float:
+        """Of a client's local step, forward."""
+        return self.client_costs.macs * self.run.training.batch
+
     def cohort(self, round: int) -> list[Client]:
         """The clients of a round with their keep ratios: the same for every algorithm under one seed."""
         run, total = self.run, len(self.partition)
@@ -246,8 +256,7 @@ class Federation:
             for selection in selections:
                 sizes = tuple(sorted((axis, len(indices)) for axis, indices in selection.items()))
                 alike[sizes].append((client.number, selection))
-        step = self.client_costs.macs * self.run.training.batch
-        at_once = clients_at_once(self.execution, self.device, step)
+        at_once = clients_at_once(self.execution, self.device, self.step_macs)
         for tasks in alike.values():
             for start in range(0, len(tasks), at_once):
                 yield tasks[start : start + at_once]
@@ -294,13 +303,29 @@ def clients_at_once(execution: Execution, device: torch.device, step_macs: float
     """How many clients train in one pass.
 
     On a CPU, stacking saves the overhead of many small operations and loses once the operations are large enough to
-    fill the caches: measured on two cores, the two meet near 10⁸ MACs a client and step (``tox -e bench``).
+    fill the caches (``tox -e bench``).
     """
     if execution.at_once != "auto":
         return execution.at_once
     if device.type != "cpu":
         return 20
-    return 8 if step_macs < 1e8 else 1
+    return 8 if step_macs < SMALL_STEP else 1
+
+
+@contextmanager
+def threads(execution: Execution, step_macs: float) -> Iterator[None]:
+    """Use so many threads of the CPU meanwhile.
+
+    With small operations a second thread gains little on an idle machine, and where another program has its core,
+    waiting for it made a run 5 to 15 times slower.
+    """
+    before = torch.get_num_threads()
+    auto = 1 if step_macs < SMALL_STEP else before
+    torch.set_num_threads(auto if execution.threads == "auto" else execution.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def split(run: Run, data: Dataset) -> Partition:

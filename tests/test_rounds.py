@@ -119,6 +119,14 @@ def test_learning_rate_schedules():
     assert federation("fedavg", lr=1.0, rounds=4, schedule="constant").learning_rate(3) == 1.0
 
 
+def test_threads_are_few_where_operations_are_small():
+    before = torch.get_num_threads()
+    for wanted, macs, expected in (("auto", 1e6, 1), ("auto", 1e9, before), (3, 1e6, 3)):
+        with rounds.threads(Execution(threads=wanted), macs):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == before
+
+
 def test_identity_is_the_settings():
     base = Run.resolve(TREE | {"algorithm": "prism"})
     spelt_out = Run.resolve(TREE | {"algorithm": {"name": "prism", "channels": "prefix"}})
