@@ -338,6 +338,7 @@ def _labels(frame: pd.DataFrame, run: Run, experiment: Experiment) -> pd.DataFra
         "run": run.identity,
         "data": run.data.label,
         "model": run.model.label,
+        "start": run.model.settings.start,
         "partition": run.partition.label,
         "algorithm": run.algorithm.name,
         "variant": run.algorithm.variant,

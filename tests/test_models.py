@@ -179,6 +179,7 @@ def test_deit_starts_from_imagenet_weights_in_a_file(tmp_path):
     assert torch.equal(state["blocks.1.attention.qkv.weight"], weights["blocks.1.attn.qkv.weight"])
     assert torch.equal(state["blocks.0.mlp.1.bias"], weights["blocks.0.mlp.fc2.bias"])
     assert torch.equal(state["token.weight"][:, 0], weights["cls_token"][0, 0])
+    assert (settings.start, DeiTTiny().start) == (str(file), "scratch"), "what a run's record says"
     assert torch.equal(state["positions.weight"][:, 0], weights["pos_embed"][0, 0]), "the token's own position"
     fresh = DeiTTiny(width=24, depth=2).initial(network, np.random.default_rng(0))
     assert torch.equal(state["classifier.weight"], fresh["classifier.weight"]), "other classes: a fresh classifier"

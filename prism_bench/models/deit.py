@@ -101,6 +101,10 @@ class DeiTTiny(Model):
         require_images(data, self.patch, divisor=self.patch)
         return VisionTransformer(data, self.patch, self.width, self.heads, self.depth)
 
+    @property
+    def start(self) -> str:
+        return "scratch" if self.weights is None else str(self.weights)
+
     def initial(self, network: Network, rng: np.random.Generator) -> State:
         fresh = network.initial(rng)
         return fresh if self.weights is None else load_weights(self.weights, fresh)

@@ -68,6 +68,11 @@ class Model(Settings):
     @abstractmethod
     def build(self, data: Signature) -> Network: ...
 
+    @property
+    def start(self) -> str:
+        """Where a run's first weights come from, for its record."""
+        return "scratch"
+
     def initial(self, network: Network, rng: np.random.Generator) -> State:
         """The weights that a run starts from."""
         return network.initial(rng)
