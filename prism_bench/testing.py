@@ -165,8 +165,8 @@ def check_learning(algorithm: str, params: Mapping[str, Any] | None = None, mode
 def check_batching(algorithm: str, params: Mapping[str, Any] | None = None, model: Mapping[str, Any] = TINY) -> None:
     """Clients trained at once, of unequal sizes and capacities, end where each alone would have.
 
-    In double precision: a normalisation of a handful of samples, or of a token near zero, amplifies rounding so much that
-    a tolerance for it in single precision would let real mistakes through.
+    In double precision: a normalisation of a handful of samples, or of a token near zero, amplifies rounding so much
+    that a tolerance for it in single precision would let real mistakes through.
     """
     sizes = (3, 12, 9, 12, 5)
     together, apart = (
