@@ -13,11 +13,13 @@ if (_root / "pyproject.toml").exists() and (_root / "baselines").is_dir():
 
 if TYPE_CHECKING:
     from prism_bench.experiment import run
-    from prism_bench.report import table
+    from prism_bench.report import differences, plot, table, write_pictures
 
-__all__ = ["__version__", "run", "table"]
+__all__ = ["__version__", "differences", "plot", "run", "table", "write_pictures"]
 
-_HOMES = {"run": "prism_bench.experiment", "table": "prism_bench.report"}
+_HOMES = {"run": "prism_bench.experiment"} | dict.fromkeys(
+    ("differences", "plot", "table", "write_pictures"), "prism_bench.report"
+)
 
 
 def __getattr__(name: str) -> Any:

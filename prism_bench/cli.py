@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from prism_bench import __version__, cli_data
 from prism_bench.cli_costs import costs
+from prism_bench.cli_report import plot, table
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ def run(
       prism-bench run --seeds 3 --set capacity.keep=[0.1,0.5] --out results/mine
       prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
     """
+    from prism_bench import report
     from prism_bench.experiment import Experiment, carry_out
-    from prism_bench.report import plot, show, table
     from prism_bench.store import write_csv
 
     overrides = parse_overrides(set_ or []) | ({} if device == "auto" else {"execution.device": device})
@@ -100,13 +101,13 @@ def run(
                               "the same command goes on from there.")  # fmt: skip
             raise typer.Exit(130) from None
     if not outcome.rounds.empty:
-        frame = table(outcome.rounds)
-        files = [folder / name for name in ("rounds.csv", "table.csv", "accuracy.png")]
-        write_csv(outcome.rounds, files[0])
-        write_csv(frame, files[1])
-        plot(outcome.rounds, files[2])
-        out_console.print(show(frame, f"{loaded.name}: {loaded.description}", out_console.width))
-        for file, what in zip(files, ("one row a run and round", "the table above", "the picture"), strict=True):
+        frame = report.table(outcome.rounds)
+        files = {folder / "rounds.csv": "one row a run and round", folder / "table.csv": "the table above"}
+        for file, rows in zip(files, (outcome.rounds, frame), strict=True):
+            write_csv(rows, file)
+        files |= dict.fromkeys(report.write_pictures(outcome.rounds, folder), "a picture")
+        out_console.print(report.show(frame, f"{loaded.name}: {loaded.description}", out_console.width))
+        for file, what in files.items():
             out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
     for label, error in outcome.failed.items():
         err_console.print(f"[red]failed[/red] {escape(f'{label}: {error}')}", soft_wrap=True)
@@ -195,6 +196,8 @@ def _first_line(plugin: Any) -> str:
 
 
 app.command()(costs)
+app.command()(table)
+app.command()(plot)
 
 
 def _version(wanted: bool) -> None:

@@ -345,6 +345,7 @@ def _labels(frame: pd.DataFrame, run: Run, experiment: Experiment) -> pd.DataFra
         "keep": run.capacity.label,
         "settings": " ".join(experiment.settings(run)),
         "seed": run.seed,
+        "cuts": run.algorithm.kind.cuts,
     }
     labelled: pd.DataFrame = pd.concat([pd.DataFrame(columns, index=frame.index), frame], axis=1)
     return labelled
