@@ -13,12 +13,12 @@ if (_root / "pyproject.toml").exists() and (_root / "baselines").is_dir():
 
 if TYPE_CHECKING:
     from prism_bench.experiment import run
-    from prism_bench.report import differences, plot, table, write_pictures
+    from prism_bench.report import differences, plot, table, write_pictures, write_report
 
-__all__ = ["__version__", "differences", "plot", "run", "table", "write_pictures"]
+__all__ = ["__version__", "differences", "plot", "run", "table", "write_pictures", "write_report"]
 
 _HOMES = {"run": "prism_bench.experiment"} | dict.fromkeys(
-    ("differences", "plot", "table", "write_pictures"), "prism_bench.report"
+    ("differences", "plot", "table", "write_pictures", "write_report"), "prism_bench.report"
 )
 
 

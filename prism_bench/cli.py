@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from prism_bench import __version__, cli_data
 from prism_bench.cli_costs import costs
-from prism_bench.cli_report import plot, table
+from prism_bench.cli_report import plot, report, table
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def run(
       prism-bench run --seeds 3 --set capacity.keep=[0.1,0.5] --out results/mine
       prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
     """
-    from prism_bench import report
+    from prism_bench import report as reporting
     from prism_bench.experiment import Experiment, carry_out
     from prism_bench.store import write_csv
 
@@ -101,12 +101,12 @@ def run(
                               "the same command goes on from there.")  # fmt: skip
             raise typer.Exit(130) from None
     if not outcome.rounds.empty:
-        frame = report.table(outcome.rounds)
+        frame = reporting.table(outcome.rounds)
         files = {folder / "rounds.csv": "one row a run and round", folder / "table.csv": "the table above"}
         for file, rows in zip(files, (outcome.rounds, frame), strict=True):
             write_csv(rows, file)
-        files |= dict.fromkeys(report.write_pictures(outcome.rounds, folder), "a picture")
-        out_console.print(report.show(frame, f"{loaded.name}: {loaded.description}", out_console.width))
+        files |= dict.fromkeys(reporting.write_pictures(outcome.rounds, folder), "a picture")
+        out_console.print(reporting.show(frame, f"{loaded.name}: {loaded.description}", out_console.width))
         for file, what in files.items():
             out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
     for label, error in outcome.failed.items():
@@ -198,6 +198,7 @@ def _first_line(plugin: Any) -> str:
 app.command()(costs)
 app.command()(table)
 app.command()(plot)
+app.command()(report)
 
 
 def _version(wanted: bool) -> None:

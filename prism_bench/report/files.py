@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Folders that hold results, and files that are whole or not there."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def write(path: Path, content: str | bytes) -> None:
         raise BadInput(f"{path}: can't be written: {error.strerror or error}") from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def every_folder() -> list[Path]:
+    """All folders in ./results that hold some."""
+    return [folder for folder in sorted(Path("results").glob("*")) if holds_results(folder)]
+
+
+def holds_results(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("experiment.json", "rounds.csv"))
