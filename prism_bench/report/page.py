@@ -31,7 +31,7 @@ HEADINGS = {
     "features": "What principal kernels see",
 }
 
-VECTORS = ("drops", "costs", "time")
+VECTORS = ("drops", "time")
 """Pictures with few enough points to be put in as SVG."""
 
 
@@ -184,7 +184,7 @@ def _table(sheet: sheets.Sheet) -> str:
 
 def _figure(figure: Figure, kind: str) -> str:
     caption = escape(plots.KINDS[kind].caption)
-    data = _data(figure, vector=kind in VECTORS and len(figure.axes) <= 4)
+    data = _data(figure, vector=kind in VECTORS)
     return f'<figure><img src="{data}" alt="{caption}"><figcaption>{caption}</figcaption></figure>\n'
 
 
@@ -199,7 +199,7 @@ def _fewer_colours(figure: Figure) -> bytes:
 
     file = io.BytesIO()
     with Image.open(io.BytesIO(plots.drawn(figure, "png"))) as image:
-        image.convert("RGB").quantize(128).save(file, "png", optimize=True)
+        image.convert("RGB").quantize(64).save(file, "png", optimize=True)
     return file.getvalue()
 
 
