@@ -12,12 +12,19 @@ if (_root / "pyproject.toml").exists() and (_root / "baselines").is_dir():
     __path__.append(str(_root))
 
 if TYPE_CHECKING:
-    from prism_bench.experiment import run
+    from prism_bench.callbacks import Callback
     from prism_bench.report import table
+    from prism_bench.results import Results
+    from prism_bench.runner import run
 
-__all__ = ["__version__", "run", "table"]
+__all__ = ["Callback", "Results", "__version__", "run", "table"]
 
-_HOMES = {"run": "prism_bench.experiment", "table": "prism_bench.report"}
+_HOMES = {
+    "Callback": "prism_bench.callbacks",
+    "Results": "prism_bench.results",
+    "run": "prism_bench.runner",
+    "table": "prism_bench.report",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import math
 import time
 from collections import defaultdict
@@ -23,11 +22,12 @@ from prism_bench import costs, registry
 from prism_bench.algorithm import Algorithm, Client
 from prism_bench.axes import Selection, State
 from prism_bench.capacity import Capacity
-from prism_bench.config import Evaluation, Execution, Settings, Training, validate
+from prism_bench.config import Evaluation, Execution, Settings, Training, identity, validate
 from prism_bench.data.dataset import Dataset
 from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.evaluate import evaluate
 from prism_bench.partition import Partition
+from prism_bench.probes import PROBES
 from prism_bench.seeds import stream
 from prism_bench.submodel import Merge, gather_stacked
 from prism_bench.train import Local, train
@@ -131,8 +131,7 @@ class Run:
     @property
     def identity(self) -> str:
         """Equal for equal settings, and for those only."""
-        text = json.dumps(self.as_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return identity(self.as_dict())
 
     def code(self) -> str:
         """A hash of the package's version and of the plugins' own files: an edited method is another run."""
@@ -192,9 +191,9 @@ class Federation:
             return training.lr
         return training.lr * (1 + math.cos(math.pi * round / training.rounds)) / 2
 
-    def rounds(self) -> Iterator[dict[str, Any]]:
-        """Run all rounds; yields one record each."""
-        for round in range(self.run.training.rounds):
+    def rounds(self, first: int = 0) -> Iterator[dict[str, Any]]:
+        """Run all rounds, or from ``first`` on; yields one record each."""
+        for round in range(first, self.run.training.rounds):
             yield self.round(round)
 
     def round(self, round: int) -> dict[str, Any]:
@@ -239,6 +238,8 @@ class Federation:
         if (round + 1) % run.evaluation.every == 0 or round + 1 == run.training.rounds:
             with clock("evaluate"):
                 record |= self.accuracies()
+            if run.evaluation.probes:
+                record["probes"] = self.probe(opened)
         return record | {f"seconds_{stage}": seconds for stage, seconds in clock.seconds.items()}
 
     def accuracies(self) -> dict[str, float]:
@@ -255,6 +256,12 @@ class Federation:
             "accuracy_trained": trained[0],
             "test_loss": loss,
         }
+
+    def probe(self, opened: Round) -> dict[str, Any]:
+        """The rows of every probe that was asked for; pictures at the end only."""
+        last = opened.number + 1 == self.run.training.rounds
+        wanted = [name for name in self.run.evaluation.probes if last or name != "features"]
+        return {name: PROBES[name](self, opened) for name in wanted}
 
     def groups(self, tasks: Sequence[Task]) -> Iterator[list[Task]]:
         """Sub-models of equal shapes, as many together as train at once; the order in which they are merged."""
