@@ -117,6 +117,7 @@ class Experiment:
                 runs.setdefault(run.identity, run)
         told = {"capacity", "capacity.keep", "capacity.budget"}
         varied = [key for key in grid if key.partition(".")[0] not in PLUGINS and key not in told]
+        varied = [one for key in varied for one in _differing(key, [run.as_dict() for run in runs.values()])]
         if about.values is not None:
             paper.values(about.values)
         full_name = f"{name}-{size}" if size else name
@@ -293,6 +294,14 @@ def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value:
         for varied in [varied for varied in grid if varied.startswith(f"{key}.")]:
             del grid[varied]
         _put(tree, key, value)
+
+
+def _differing(key: str, trees: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The key, or where whole sections are varied, those of their settings that differ."""
+    values = [get(tree, key) for tree in trees]
+    if not isinstance(values[0], Mapping):
+        return [key]
+    return [f"{key}.{name}" for name in values[0] if any(value[name] != values[0][name] for value in values)]
 
 
 def _long_form(section: str, choice: Any) -> dict[str, Any]:
