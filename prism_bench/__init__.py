@@ -13,17 +13,17 @@ if (_root / "pyproject.toml").exists() and (_root / "baselines").is_dir():
 
 if TYPE_CHECKING:
     from prism_bench.callbacks import Callback
-    from prism_bench.report import table
+    from prism_bench.report import differences, plot, table, write_pictures
     from prism_bench.results import Results
     from prism_bench.runner import run
 
-__all__ = ["Callback", "Results", "__version__", "run", "table"]
+__all__ = ["Callback", "Results", "__version__", "differences", "plot", "run", "table", "write_pictures"]
 
 _HOMES = {
     "Callback": "prism_bench.callbacks",
     "Results": "prism_bench.results",
     "run": "prism_bench.runner",
-    "table": "prism_bench.report",
+    **dict.fromkeys(("differences", "plot", "table", "write_pictures"), "prism_bench.report"),
 }
 
 

@@ -18,6 +18,7 @@ from rich.markup import escape
 from prism_bench import __version__, cli_data
 from prism_bench.callbacks import Callback
 from prism_bench.cli_costs import costs
+from prism_bench.cli_report import plot, table
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -97,9 +98,10 @@ def run(
       prism-bench run homogeneous_cnn --jobs 2 --track tensorboard
       prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
     """
+    from prism_bench import report
     from prism_bench.experiment import Experiment
     from prism_bench.files import write_csv
-    from prism_bench.report import plot, show, table
+    from prism_bench.results import Results
     from prism_bench.runner import carry_out
     from prism_bench.tracking import trackers
 
@@ -121,13 +123,14 @@ def run(
             )
             raise typer.Exit(143 if "SIGTERM" in stop.args else 130) from None
     if not outcome.rounds.empty:
-        frame = table(outcome.rounds)
-        files = {"rounds.csv": "one row a run and round", "table.csv": "the table above", "accuracy.png": "the picture"}
+        results = Results.open(folder)
+        frame = report.table(results.runs())
         write_csv(frame, folder / "table.csv")
-        plot(outcome.rounds, folder / "accuracy.png")
-        out_console.print(show(frame, f"{loaded.name}: {loaded.about.description}", out_console.width))
+        files = {folder / "rounds.csv": "one row a run and round", folder / "table.csv": "the table above"}
+        files |= dict.fromkeys(report.write_pictures(results, folder), "a picture")
+        out_console.print(report.show(frame, f"{loaded.name}: {loaded.about.description}", out_console.width))
         for file, what in files.items():
-            out_console.print(f"  {folder / file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
+            out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
     for label, error in outcome.failed.items():
         err_console.print(f"[red]failed[/red] {escape(f'{label}: {error}')}", soft_wrap=True)
     if outcome.failed:
@@ -215,6 +218,8 @@ def _first_line(plugin: Any) -> str:
 
 
 app.command()(costs)
+app.command()(table)
+app.command()(plot)
 
 
 def _version(wanted: bool) -> None:

@@ -89,7 +89,8 @@ def show(frame: pd.DataFrame, title: str) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from prism_bench.report import COSTS, human
+    from prism_bench.report import human
+    from prism_bench.results import COSTS
 
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     paper = [key for key in ("params_M", "macs_G", "mem_M") if f"paper_{key}" in frame]

@@ -13,7 +13,6 @@ from prism_bench.data.dataset import Split
 from prism_bench.data.digits import Digits
 from prism_bench.errors import BadInput
 from prism_bench.experiment import Experiment
-from prism_bench.report import plot, show, table
 from prism_bench.runner import carry_out
 
 SMALL = {
@@ -174,60 +173,10 @@ def test_one_failing_cell_leaves_the_others_unharmed(tmp_path):
     assert set(outcome.rounds["settings"]) == {"training.lr=0.1"}
 
 
-def frame_of(*rows):
-    base = {
-        "data": "d", "model": "m", "partition": "p", "variant": "", "settings": "", "seconds": 1.0,
-        "parameters": 10, "macs": 20, "activation_bytes": 30, "transfer_bytes": 40,
-        "full_parameters": 100, "full_macs": 100, "full_activation_bytes": 100, "full_transfer_bytes": 100,
-    }  # fmt: skip
-    records = []
-    for algorithm, keep, seed, accuracies in rows:
-        for number, accuracy in enumerate(accuracies, start=1):
-            row = base | {"algorithm": algorithm, "keep": keep, "seed": seed, "run": f"{algorithm}{keep}{seed}"}
-            row |= {"round": number, "accuracy": accuracy, "accuracy_full": accuracy - 1, "accuracy_trained": accuracy}
-            records.append(row)
-    return pd.DataFrame(records)
-
-
-def test_the_table_by_hand():
-    rounds = frame_of(("prism", "0.2", 0, [50, 90, 80]), ("prism", "0.2", 1, [40, 60, 84]), ("fedavg", "1", 0, [70]))
-    result = table(rounds)
-    assert result["algorithm"].tolist() == ["prism", "fedavg"], "in the order of the runs"
-    prism, fedavg = result.iloc[0], result.iloc[1]
-    assert prism["accuracy"] == 82
-    assert prism["std"] == pytest.approx(2.828427)
-    assert prism["n"] == 2
-    assert prism["best"] == 87
-    assert prism["accuracy_full"] == 81
-    assert prism["seconds"] == 3
-    assert (prism["macs"], prism["macs_%"]) == (20, 20)
-    assert pd.isna(fedavg["std"])
-
-
-def test_the_table_of_a_csv_is_the_same(tmp_path):
-    rounds = frame_of(("prism", "0.2", 0, [50, 90, 80]), ("fedavg", "1", 0, [70]))
-    rounds.to_csv(tmp_path / "rounds.csv", index=False)
-    again = table(pd.read_csv(tmp_path / "rounds.csv"))
-    pd.testing.assert_frame_equal(again.drop(columns="keep"), table(rounds).drop(columns="keep"), check_dtype=False)
-
-
-@pytest.mark.parametrize("width", [80, 160])
-def test_the_table_fits_the_terminal(width):
-    from rich.console import Console
-
-    rounds = frame_of(("prism", "0.2", 0, [50, 90]), ("prism", "0.2", 1, [40, 60]), ("fedavg", "1", 0, [70]))
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(show(table(rounds), "title", width))
-    text = console.export_text()
-    assert "75.0 ± 21.2 (2)" in text
-    assert "20%" in text
-    assert "…" not in text, "nothing cut off"
-
-
 def test_python_api_in_three_lines(tmp_path):
     rounds = prism_bench.run(SMALL, seeds=1, overrides={"training.rounds": 1})
     result = prism_bench.table(rounds)
     assert len(result) == 5
     assert list(tmp_path.iterdir()) == []
-    plot(rounds, tmp_path / "deep" / "picture.png")
-    assert (tmp_path / "deep" / "picture.png").stat().st_size > 10_000
+    files = prism_bench.write_pictures(rounds, tmp_path / "deep")
+    assert [file.name for file in files] == ["curves.png", "drops.png", "costs.png"]
