@@ -50,7 +50,7 @@ class Algorithm(ABC):
 
     Attributes
     ----------
-    state : the server's tensors, in the space the method works in; all that a checkpoint needs
+    state : the server's tensors, in the space the method works in
     layout : the axes of those tensors
     network : the whole model, with plain weights
     keeps : the keep ratios that occur among all clients; set by the run
@@ -103,6 +103,14 @@ class Algorithm(ABC):
     def finish_round(self, round: int, merged: State) -> None:
         """Take over the merged tensors."""
         self.state = merged
+
+    def checkpoint(self) -> dict[str, Any]:
+        """All that the next round depends on, as tensors and plain values. Draws are derived, never carried along."""
+        return {"state": self.state}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `checkpoint` gave, in another process maybe."""
+        self.state = {name: tensor.to(self.device) for name, tensor in saved["state"].items()}
 
     def full_model(self) -> ServerModel:
         """The server's whole model, whether or not all of it was trained."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 import time
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
@@ -13,14 +15,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from prism_bench import __version__, cli_data
+from prism_bench import __version__, cli_data, cli_report
+from prism_bench.callbacks import Callback
 from prism_bench.cli_costs import costs
-from prism_bench.cli_report import plot, report, table
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from prism_bench.data.dataset import Dataset
     from prism_bench.experiment import Experiment
     from prism_bench.partition import Partition
@@ -72,41 +72,62 @@ def run(
         str | None,
         typer.Option(help="How many seeds, or which: 3, or 0,1,2.", show_default="the experiment's"),
     ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="paper (the paper's own setting, for a GPU) or scaled (for two cores), where it has both.",
+            show_default="scaled",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also tell a tracker: tensorboard or mlflow, again for more. Local; nothing is sent."),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
-    """Run an experiment; ends in a table, CSV files and a picture.
+    """Run an experiment; ends in a table, CSV files and pictures.
 
-    Finished runs are kept: started again, it goes on where it was stopped.
+    Stopped or killed at any moment and started again, it goes on where it was: nothing is lost but the round under way.
 
     [bold]Examples[/bold]
 
       prism-bench run
       prism-bench run --seeds 3 --set capacity.keep=[0.1,0.5] --out results/mine
+      prism-bench run homogeneous_cnn --jobs 2 --track tensorboard
       prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
     """
-    from prism_bench import report as reporting
-    from prism_bench.experiment import Experiment, carry_out
-    from prism_bench.store import write_csv
+    from prism_bench import report
+    from prism_bench.experiment import Experiment
+    from prism_bench.files import write_csv
+    from prism_bench.results import Results
+    from prism_bench.runner import carry_out
+    from prism_bench.tracking import trackers
 
     overrides = parse_overrides(set_ or []) | ({} if device == "auto" else {"execution.device": device})
-    loaded = Experiment.load(experiment, overrides, _seeds(seeds))
+    loaded = Experiment.load(experiment, overrides, _seeds(seeds), size)
     folder = out or Path("results") / loaded.name
     check_writable(folder)
+    tracking = trackers(track or [], folder)
     with Display(err_console) as display:
         try:
-            outcome = carry_out(loaded, folder, fresh, display)
-        except KeyboardInterrupt:
+            outcome = carry_out(loaded, folder, fresh=fresh, jobs=jobs, callbacks=[display, *tracking])
+        except KeyboardInterrupt as stop:
             display.stop()
-            err_console.print(f"Stopped. {display.done} of {len(loaded.runs)} runs are done and kept in {folder}; "
-                              "the same command goes on from there.")  # fmt: skip
-            raise typer.Exit(130) from None
+            again = "" if not fresh else " without --fresh"
+            err_console.print(
+                f"Stopped. {display.done} of {len(loaded.runs)} runs are done, and finished rounds of the others are "
+                f"kept in {folder}; the same command{again} goes on from there.",
+                soft_wrap=True,
+            )
+            raise typer.Exit(143 if "SIGTERM" in stop.args else 130) from None
     if not outcome.rounds.empty:
-        frame = reporting.table(outcome.rounds)
+        results = Results.open(folder)
+        frame = report.table(results.runs())
+        write_csv(frame, folder / "table.csv")
         files = {folder / "rounds.csv": "one row a run and round", folder / "table.csv": "the table above"}
-        for file, rows in zip(files, (outcome.rounds, frame), strict=True):
-            write_csv(rows, file)
-        files |= dict.fromkeys(reporting.write_pictures(outcome.rounds, folder), "a picture")
-        out_console.print(reporting.show(frame, f"{loaded.name}: {loaded.description}", out_console.width))
+        files |= dict.fromkeys(report.write_pictures(results, folder), "a picture")
+        out_console.print(report.show(frame, f"{loaded.name}: {loaded.about.description}", out_console.width))
         for file, what in files.items():
             out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
     for label, error in outcome.failed.items():
@@ -196,9 +217,9 @@ def _first_line(plugin: Any) -> str:
 
 
 app.command()(costs)
-app.command()(table)
-app.command()(plot)
-app.command()(report)
+app.command()(cli_report.table)
+app.command()(cli_report.plot)
+app.command()(cli_report.report)
 
 
 def _version(wanted: bool) -> None:
@@ -243,12 +264,21 @@ def _seeds(text: str | None) -> int | list[int] | None:
 
 def check_writable(folder: Path) -> None:
     """Know before hours of training that the results can be written; leaves nothing behind."""
+    import tempfile
+
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise BadInput(f"--out {folder}: {existing} is not a folder that can be written to.")
+    try:
+        # To try is the only way to know: permissions, a read-only disk, a full one.
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(4096))
+            file.flush()
+    except OSError as error:
+        raise BadInput(
+            f"--out {folder}: {existing} is not a folder that can be written to ({error.strerror})."
+        ) from None
 
 
-class Display:
+class Display(Callback):
     """Progress while an experiment runs: bars on a terminal, a line a run elsewhere."""
 
     def __init__(self, console: Console) -> None:
@@ -272,15 +302,23 @@ class Display:
             console=console,
             disable=not console.is_terminal,
         )
+        self.current: dict[int, Any] = {}
+        self.started: dict[int, float] = {}
 
     def __enter__(self) -> Display:
+        # A warning is a line of its own between the bars, without the code that gave it.
+        self.showwarning, warnings.showwarning = warnings.showwarning, self.warn
         return self
 
     def __exit__(self, *_: object) -> None:
+        warnings.showwarning = self.showwarning
         self.stop()
 
     def stop(self) -> None:
         self.bars.stop()
+
+    def warn(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        self.console.print(f"[yellow]warning[/yellow]: {escape(str(message))}", highlight=False, soft_wrap=True)
 
     def loading(self, data: str) -> None:
         self.console.print(f"reading {escape(data)}", style="dim", highlight=False)
@@ -293,33 +331,50 @@ class Display:
             f"{len(data.train)} training and {len(data.test)} test samples; {partition.summary(labels)} (first seed)",
             highlight=False,
         )
+        if experiment.note:
+            self.console.print(f"  scaled: {escape(experiment.note)}", style="dim", highlight=False)
         self.bars.start()
         self.all = self.bars.add_task("all runs", total=self.total, note="")
-        self.current = self.bars.add_task("", total=1, note="", visible=False)
 
-    def run_started(self, number: int, run: Run, label: str) -> None:
-        self.start = time.perf_counter()
-        self.bars.reset(self.current, total=run.training.rounds, description=escape(label), note="", visible=True)
+    def run_started(self, number: int, run: Run, label: str, done: int) -> None:
+        self.started[number] = time.perf_counter()
+        self.current[number] = self.bars.add_task(escape(label), total=run.training.rounds, completed=done, note="")
+        if done:
+            self.console.print(f"  goes on after round {done}: {escape(label)}", style="dim", highlight=False)
 
-    def round_done(self, record: Mapping[str, Any]) -> None:
+    def waiting(self, number: int, label: str) -> None:
+        self.console.print(f"  waiting for another process that has {escape(label)}", style="dim", highlight=False)
+
+    def round_done(self, number: int, record: Mapping[str, Any]) -> None:
         if "accuracy" in record:
-            self.bars.update(self.current, note=f"{record['accuracy']:.1f}%")
-        self.bars.advance(self.current)
+            self.bars.update(self.current[number], note=f"{record['accuracy']:.1f}%")
+        self.bars.advance(self.current[number])
 
-    def run_done(self, number: int, label: str, frame: pd.DataFrame | None, reused: bool, error: str) -> None:
-        self.done += frame is not None
+    def run_done(self, number: int, label: str, summary: Mapping[str, Any] | None, reused: bool, error: str) -> None:
+        self.done += summary is not None
+        if number in self.current:
+            self.bars.remove_task(self.current.pop(number))
         self.bars.update(self.all, advance=1)
-        if frame is None:
+        if summary is None:
             result = f"[red]failed[/red]: {escape(error)}"
         else:
-            how = "kept from an earlier start" if reused else f"{time.perf_counter() - self.start:.1f} s"
-            result = f"{frame['accuracy'].iloc[-1]:.1f}%  [dim]{how}[/dim]"
+            how = "kept from an earlier start" if reused else f"{time.perf_counter() - self.started[number]:.1f} s"
+            result = f"{summary['accuracy']:.1f}%  [dim]{how}[/dim]"
         width = len(str(self.total))
-        self.console.print(f"  {number + 1:{width}}/{self.total}  {escape(label)}: {result}", highlight=False)
+        self.console.print(
+            f"  {number + 1:{width}}/{self.total}  {escape(label)}: {result}", highlight=False, soft_wrap=True
+        )
+
+
+def _terminated(*_: object) -> None:
+    raise KeyboardInterrupt("SIGTERM")
 
 
 def main() -> None:
     """The entry point: bad input is one clear message and exit code 2."""
+    # What a cluster or a supervisor sends ends a run as cleanly as Ctrl-C does.
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
     except BadInput as error:

@@ -32,7 +32,7 @@ def costs(
       prism-bench costs --model lstm --keep 0.5 0.25
     """
     from prism_bench.cli import check_writable, out_console
-    from prism_bench.store import write_csv
+    from prism_bench.files import write_csv
 
     texts = [*(keep or []), *(more or [])] or ["1", "0.8", "0.6", "0.4", "0.2"]
     file = out or Path("results") / "costs" / f"{model}.csv"
@@ -58,7 +58,7 @@ def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:
     data = settings.usual
     network = settings.build(data)
     full = counting.of_full_model(network, data, batch)
-    printed = paper.printed_costs().set_index(["algorithm", "keep"])
+    printed = paper.values("modelsize").set_index(["algorithm.name", "capacity.keep"])
     rows = []
     for name in registry.find("algorithms"):
         kind = registry.load("algorithms", name, "algorithm.name")
@@ -77,7 +77,7 @@ def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:
                 own = paper.convention(network, data, name, keep)
                 theirs = printed.loc[(name, keep)].to_dict() if (name, keep) in printed.index else {}
                 row |= {f"convention_{key}": value for key, value in own.items()}
-                row |= {f"paper_{key}": value for key, value in theirs.items()}
+                row |= {f"paper_{key}": value for key, value in theirs.items() if key != "source"}
             rows.append(row)
     frame: pd.DataFrame = pd.DataFrame(rows)
     return frame

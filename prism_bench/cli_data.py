@@ -94,8 +94,8 @@ def prepare(
 def check(name: Name, set_: Set = None, root: Root = None) -> None:
     """Is the data there, whole and readable? Reads all of it anew, looks at what is kept, and writes nothing."""
     from prism_bench.cli import out_console
-    from prism_bench.data import cache
     from prism_bench.data.sources import StoredSource
+    from prism_bench.files import read_tensors
 
     source = _source(name, set_, root)
     if not isinstance(source, StoredSource):
@@ -103,7 +103,7 @@ def check(name: Name, set_: Set = None, root: Root = None) -> None:
         return
     raw = source.find()
     kept = source.prepared(raw)
-    damaged = [file for file in kept if cache.read(file) is None]
+    damaged = [file for file in kept if read_tensors(file) is None]
     if damaged:
         raise BadInput(f"{damaged[0]}: is damaged (its checksum is wrong); prism-bench data prepare {name} renews it.")
     if raw.files or not kept:

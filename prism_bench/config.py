@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +24,11 @@ class Settings(BaseModel):
     """Base of all settings: frozen, and a key that does not exist is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def identity(settings: Mapping[str, Any]) -> str:
+    """A hash that is equal for equal settings, and for those only."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -74,6 +81,11 @@ class Evaluation(Settings):
 
     every: PositiveInt = Field(1, description="rounds between evaluations; the last round always is one")
     batch: PositiveInt = Field(500, description="also what BatchNorm's batch statistics are taken over")
+    probes: tuple[Literal["rank", "sampling", "features"], ...] = Field(
+        (),
+        description="more to record at each evaluation: required kernels of every layer, "
+        "clients that held each kernel; at the end what the first kernels see",
+    )
 
 
 class Execution(Settings):
@@ -86,3 +98,4 @@ class Execution(Settings):
     threads: PositiveInt | Literal["auto"] = Field(
         "auto", description="of the CPU; auto: one where the model is small, else what torch takes"
     )
+    checkpoint: PositiveInt = Field(1, description="rounds between checkpoints: what a killed run loses at most")

@@ -1,31 +1,47 @@
-"""A YAML file becomes a grid of runs; the runs become one long-format frame."""
+"""A YAML file becomes a grid of runs."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import re
-import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, get_args
 
-import pandas as pd
 import yaml
+from pydantic import Field
 
-from prism_bench import registry, store
-from prism_bench.config import Execution, validate
-from prism_bench.data.dataset import Dataset
-from prism_bench.errors import BadInput, Diverged, nearest
-from prism_bench.partition import Partition
-from prism_bench.rounds import PLUGINS, SECTIONS, Federation, Plugin, Run, choose_device, split, threads
-from prism_bench.seeds import stream
+from prism_bench import paper, registry
+from prism_bench.config import Execution, Settings, validate
+from prism_bench.errors import BadInput, nearest
+from prism_bench.rounds import PLUGINS, SECTIONS, Plugin, Run
 
-TOP_LEVEL = ("name", "description", "seeds", "grid", "execution", *PLUGINS, *SECTIONS)
+View = Literal["accuracy", "drops", "costs", "time", "rank", "sampling", "features"]
+Size = Literal["paper", "scaled"]
+
+
+class About(Settings):
+    """What an experiment is, beside its settings."""
+
+    description: str = Field("", description="one line for `prism-bench list`")
+    shows: tuple[View, ...] = Field(("accuracy", "drops", "costs"), description="its tables and pictures")
+    reference: str = Field("", description="the result of the paper that it stands for")
+    values: str | None = Field(None, description="the paper's values: the name of a CSV in prism_bench/paper")
+
+
+class Scaled(Settings):
+    """The same experiment for a small machine."""
+
+    note: str = Field(description="what was scaled, for everybody who reads the result")
+    set: dict[str, Any] = Field(description="dotted keys with their values, as in --set")
+
+
+TOP_LEVEL = ("name", "seeds", "grid", "scaled", "execution", *About.model_fields, *PLUGINS, *SECTIONS)
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,11 @@ class Experiment:
     """A named grid of runs, all validated."""
 
     name: str
-    description: str
+    about: About
+    size: Size | None
+    """None where the experiment has one size only."""
+    note: str
+    """What was scaled."""
     runs: list[Run]
     varied: list[str]
     """The settings that the grid varies, other than those with a column of their own: plugins and capacities."""
@@ -47,11 +67,15 @@ class Experiment:
         source: str | Path | Mapping[str, Any] = "quickstart",
         overrides: Mapping[str, Any] | None = None,
         seeds: int | Sequence[int] | None = None,
+        size: str | None = None,
     ) -> Experiment:
-        """From an experiment's name, a YAML file or a mapping; ``overrides`` are dotted keys, as in ``--set``."""
+        """From an experiment's name, a YAML file or a mapping; ``overrides`` are dotted keys, as in ``--set``.
+
+        An experiment with a ``scaled`` section has two sizes. Its own settings are the paper's; scaled is the default.
+        """
         origin, tree = _read(source)
         with blaming(origin):
-            return cls._from_tree(tree, origin, overrides or {}, seeds)
+            return cls._from_tree(tree, origin, overrides or {}, seeds, size)
 
     @classmethod
     def _from_tree(
@@ -60,22 +84,24 @@ class Experiment:
         origin: str,
         overrides: Mapping[str, Any],
         seeds: int | Sequence[int] | None,
+        size: str | None,
     ) -> Experiment:
         for key in tree:
             if key not in TOP_LEVEL:
                 raise BadInput(f"{key}: there is no such setting. {nearest(str(key), TOP_LEVEL)}")
+        about = validate(About, {key: tree.pop(key) for key in About.model_fields if key in tree})
+        size, scaled = _size(size, tree.pop("scaled", None))
         given = tree.pop("grid", None) or {}
         if not isinstance(given, Mapping):
             raise BadInput(f"grid: needs settings with a list of values each (got {given!r}).")
         grid: dict[str, list[Any]] = {}
         for key, value in given.items():
             _override(tree, grid, f"grid.{key}", value)
-        for key, value in overrides.items():
+        for key, value in {**(scaled.set if scaled else {}), **overrides}.items():
             _override(tree, grid, key, value)
         name = tree.pop("name", None) or re.sub(r"[^\w.-]+", "-", Path(origin).stem).lstrip(".")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
             raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {name!r}).")
-        description = str(tree.pop("description", "")).strip()
         own = tree.pop("seeds", 1)
         numbers = _seeds(own if seeds is None else seeds)
         execution = validate(Execution, tree.pop("execution", None) or {}, "execution")
@@ -91,20 +117,74 @@ class Experiment:
                 runs.setdefault(run.identity, run)
         told = {"capacity", "capacity.keep", "capacity.budget"}
         varied = [key for key in grid if key.partition(".")[0] not in PLUGINS and key not in told]
-        return cls(name, description, list(runs.values()), varied, execution, origin)
+        varied = [one for key in varied for one in _differing(key, [run.as_dict() for run in runs.values()])]
+        if about.values is not None:
+            paper.values(about.values)
+        full_name = f"{name}-{size}" if size else name
+        note = scaled.note.strip() if scaled else ""
+        return cls(full_name, about, size, note, list(runs.values()), varied, execution, origin)
 
     def label(self, run: Run) -> str:
         """What tells a run from the others of this experiment."""
         parts = [run.label]
         for section in ("data", "model", "partition"):
-            if len({getattr(other, section).label for other in self.runs}) > 1:
-                parts.append(getattr(run, section).label)
-        return ", ".join([*parts, *self.settings(run)])
+            if len(self._choices[section]) > 1:
+                parts.append(self._short(section, run))
+        return ", ".join([*parts, *self._settings(run)])
 
-    def settings(self, run: Run) -> list[str]:
+    def labels(self, run: Run) -> dict[str, Any]:
+        """The same in columns: what tables say in front of a run's numbers."""
+        return {
+            "experiment": self.name,
+            "run": run.identity,
+            "data": self._short("data", run),
+            "model": self._short("model", run),
+            "start": run.model.settings.start,
+            "partition": self._short("partition", run),
+            "algorithm": run.algorithm.name,
+            "variant": run.algorithm.variant,
+            "keep": run.capacity.label,
+            "settings": " ".join(self._settings(run)),
+            "seed": run.seed,
+            "cuts": run.algorithm.kind.cuts,
+        }
+
+    def _settings(self, run: Run) -> list[str]:
         """The values of what the grid varies, other than plugins and capacities."""
         tree = run.as_dict()
-        return [f"{key}={_get(tree, key)}" for key in self.varied]
+        return [f"{key}={get(tree, key)}" for key in self.varied]
+
+    def _short(self, section: str, run: Run) -> str:
+        """A plugin's label; where the grid varies the plugin, without the settings that all of its choices share."""
+        plugin, choices = getattr(run, section), self._choices[section]
+        if len(choices) == 1:
+            return str(plugin.label)
+        given = plugin.settings.model_dump(exclude_unset=True)
+        own = {key: value for key, value in given.items() if any(choice.get(key) != value for choice in choices)}
+        return " ".join([plugin.name, *(f"{key}={value}" for key, value in own.items())])
+
+    @cached_property
+    def _choices(self) -> dict[str, list[dict[str, Any]]]:
+        """The settings given to each of the plugins that the grid chooses from."""
+        return {
+            section: [
+                plugin.settings.model_dump(exclude_unset=True)
+                for plugin in {getattr(run, section).label: getattr(run, section) for run in self.runs}.values()
+            ]
+            for section in PLUGINS
+        }
+
+
+def _size(wanted: str | None, section: Any) -> tuple[Size | None, Scaled | None]:
+    """The size to run, and what to change for it."""
+    if wanted is not None and wanted not in get_args(Size):
+        raise BadInput(f"--size {wanted}: there is no such size. {nearest(wanted, get_args(Size))}")
+    if section is None:
+        if wanted is not None:
+            raise BadInput(f"--size {wanted}: this experiment has one size only (no 'scaled' section).")
+        return None, None
+    scaled = validate(Scaled, section, "scaled")
+    return ("paper", None) if wanted == "paper" else ("scaled", scaled)
 
 
 @contextmanager
@@ -216,6 +296,14 @@ def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value:
         _put(tree, key, value)
 
 
+def _differing(key: str, trees: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The key, or where whole sections are varied, those of their settings that differ."""
+    values = [get(tree, key) for tree in trees]
+    if not isinstance(values[0], Mapping):
+        return [key]
+    return [f"{key}.{name}" for name in values[0] if any(value[name] != values[0][name] for value in values)]
+
+
 def _long_form(section: str, choice: Any) -> dict[str, Any]:
     if section in PLUGINS:
         return Plugin.given(section, choice)
@@ -233,147 +321,8 @@ def _fields(section: str, choice: Mapping[str, Any]) -> Iterable[str]:
     return fields
 
 
-class Watcher(Protocol):
-    """Told what happens while an experiment runs."""
-
-    def loading(self, data: str) -> None: ...
-    def begin(self, experiment: Experiment, data: Dataset, partition: Partition, device: str) -> None: ...
-    def run_started(self, number: int, run: Run, label: str) -> None: ...
-    def round_done(self, record: Mapping[str, Any]) -> None: ...
-    def run_done(self, number: int, label: str, frame: pd.DataFrame | None, reused: bool, error: str) -> None: ...
-
-
-@dataclass
-class Outcome:
-    """What an experiment gave: the finished runs in long format, and the runs that failed."""
-
-    rounds: pd.DataFrame
-    failed: dict[str, str]
-    """What failed, and why."""
-
-
-def carry_out(
-    experiment: Experiment, out: Path | None = None, fresh: bool = False, watcher: Watcher | None = None
-) -> Outcome:
-    """Run what has not been run yet. With ``out``, each finished run is kept there and not run again."""
-    with blaming(experiment.origin):
-        prepared = _prepare(experiment.runs, watcher)
-        digests = {id(data): data.digest() for data, _ in prepared.values()} if out else {}
-        device = choose_device(experiment.execution.device)
-    if watcher:
-        watcher.begin(experiment, *prepared[experiment.runs[0].identity], str(device))
-
-    frames, failed = [], {}
-    for number, run in enumerate(experiment.runs):
-        data, partition = prepared[run.identity]
-        folder = store.RunFolder(out, run.identity, digests[id(data)], run.code()) if out else None
-        frame = folder.read() if folder and not fresh else None
-        reused, error = frame is not None, ""
-        if frame is None:
-            if watcher:
-                watcher.run_started(number, run, experiment.label(run))
-            try:
-                frame = _run(run, data, partition, experiment, watcher)
-            except Diverged as problem:
-                error = failed[experiment.label(run)] = str(problem)
-            else:
-                if folder:
-                    folder.write(run.as_dict(), frame, device)
-        if frame is not None:
-            frames.append(_labels(frame, run, experiment))
-        if watcher:
-            watcher.run_done(number, experiment.label(run), frame, reused, error)
-    return Outcome(pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(), failed)
-
-
-def _prepare(runs: Sequence[Run], watcher: Watcher | None) -> dict[str, tuple[Dataset, Partition]]:
-    """Each run's data and partition. What can't work is known before anything runs or is written."""
-    datasets: dict[Any, Dataset] = {}
-    partitions: dict[Any, Partition] = {}
-    models: set[Any] = set()
-    prepared = {}
-    for run in runs:
-        source, key = run.data.settings, (run.data.settings, run.partition.settings, run.seed)
-        if source not in datasets:
-            if watcher:
-                watcher.loading(run.data.label)
-            datasets[source] = source.load()
-        if key not in partitions:
-            partitions[key] = split(run, datasets[source])
-        network = run.model.settings.build(datasets[source].signature)
-        if run.model.settings not in models:
-            models.add(run.model.settings)
-            run.model.settings.initial(network, stream(run.seed, "weights"))
-        keeps = () if run.capacity.budget else run.capacity.keep
-        run.algorithm.kind.check(run.algorithm.settings, network, keeps)
-        if run.capacity.budget and run.seed == runs[0].seed:
-            # Building the run finds its largest sub-model, or says that none fits.
-            Federation(run, datasets[source], partitions[key], Execution(device="cpu"))
-        prepared[run.identity] = (datasets[source], partitions[key])
-    return prepared
-
-
-def _run(
-    run: Run, data: Dataset, partition: Partition, experiment: Experiment, watcher: Watcher | None
-) -> pd.DataFrame:
-    start = time.perf_counter()
-    federation = Federation(run, data, partition, experiment.execution)
-    records = []
-    with threads(experiment.execution, federation.step_macs):
-        for record in federation.rounds():
-            records.append(record | {"seconds": time.perf_counter() - start})
-            start = time.perf_counter()
-            if watcher:
-                watcher.round_done(record)
-    frame: pd.DataFrame = pd.DataFrame(records)
-    for name, value in federation.costs().items():
-        frame[name] = value
-    return frame
-
-
-def _labels(frame: pd.DataFrame, run: Run, experiment: Experiment) -> pd.DataFrame:
-    """Say in front of each row which run it belongs to."""
-    columns = {
-        "experiment": experiment.name,
-        "run": run.identity,
-        "data": run.data.label,
-        "model": run.model.label,
-        "start": run.model.settings.start,
-        "partition": run.partition.label,
-        "algorithm": run.algorithm.name,
-        "variant": run.algorithm.variant,
-        "keep": run.capacity.label,
-        "settings": " ".join(experiment.settings(run)),
-        "seed": run.seed,
-        "cuts": run.algorithm.kind.cuts,
-    }
-    labelled: pd.DataFrame = pd.concat([pd.DataFrame(columns, index=frame.index), frame], axis=1)
-    return labelled
-
-
-def _get(tree: Any, key: str) -> Any:
+def get(tree: Any, key: str) -> Any:
+    """The value at a dotted key."""
     for part in key.split("."):
         tree = tree[part]
     return tree
-
-
-def run(
-    experiment: str | Path | Mapping[str, Any] = "quickstart",
-    *,
-    seeds: int | Sequence[int] | None = None,
-    out: str | Path | None = None,
-    device: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> pd.DataFrame:
-    """Run an experiment and return one row a run and round.
-
-    ``experiment`` is a name, a YAML file or a mapping; ``overrides`` are dotted keys (``{"training.rounds": 5}``).
-    Nothing is written unless ``out`` names a folder; with it, finished runs are kept there and not run again. A run
-    that diverges is warned of and left out.
-    """
-    extra = {} if device is None else {"execution.device": device}
-    loaded = Experiment.load(experiment, {**(overrides or {}), **extra}, seeds)
-    outcome = carry_out(loaded, Path(out) if out else None)
-    for label, error in outcome.failed.items():
-        warnings.warn(f"{label} failed: {error}", stacklevel=2)
-    return outcome.rounds

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from prism_bench.errors import BadInput, nearest
 
-Kind = Literal["algorithms", "partitions", "datasets", "models"]
-KINDS: tuple[Kind, ...] = ("algorithms", "partitions", "datasets", "models")
+Kind = Literal["algorithms", "partitions", "datasets", "models", "trackers"]
+KINDS: tuple[Kind, ...] = ("algorithms", "partitions", "datasets", "models", "trackers")
 
 
 @cache

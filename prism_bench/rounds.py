@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import math
 import time
 from collections import defaultdict
@@ -16,17 +15,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import prism_bench
 from prism_bench import costs, registry
 from prism_bench.algorithm import Algorithm, Client
-from prism_bench.axes import Selection
+from prism_bench.axes import Selection, State
 from prism_bench.capacity import Capacity
-from prism_bench.config import Evaluation, Execution, Settings, Training, validate
+from prism_bench.config import Evaluation, Execution, Settings, Training, identity, validate
 from prism_bench.data.dataset import Dataset
 from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.evaluate import evaluate
 from prism_bench.partition import Partition
+from prism_bench.probes import PROBES
 from prism_bench.seeds import stream
 from prism_bench.submodel import Merge, gather_stacked
 from prism_bench.train import Local, train
@@ -130,8 +131,7 @@ class Run:
     @property
     def identity(self) -> str:
         """Equal for equal settings, and for those only."""
-        text = json.dumps(self.as_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return identity(self.as_dict())
 
     def code(self) -> str:
         """A hash of the package's version and of the plugins' own files: an edited method is another run."""
@@ -191,45 +191,55 @@ class Federation:
             return training.lr
         return training.lr * (1 + math.cos(math.pi * round / training.rounds)) / 2
 
-    def rounds(self) -> Iterator[dict[str, Any]]:
-        """Run all rounds; yields one record each."""
-        for round in range(self.run.training.rounds):
+    def rounds(self, first: int = 0) -> Iterator[dict[str, Any]]:
+        """Run all rounds, or from ``first`` on; yields one record each."""
+        for round in range(first, self.run.training.rounds):
             yield self.round(round)
 
     def round(self, round: int) -> dict[str, Any]:
         """Select, gather, train, merge, refresh, evaluate."""
-        run, algorithm, clock = self.run, self.algorithm, Stopwatch(self.device)
+        opened = self.open(round)
+        for tasks in self.groups(opened.tasks):
+            state = opened.gather(tasks)
+            with opened.clock("train"):
+                losses = self.train(round, [task.client for task in tasks], state)
+            opened.add(tasks, state, losses)
+        return self.close(opened)
+
+    def open(self, round: int) -> Round:
+        """Draw the round's clients and select what each trains."""
+        clock = Stopwatch(self.device)
         cohort = self.cohort(round)
-        lr = self.learning_rate(round)
         with clock("create"):
-            plan = algorithm.select(round, cohort)
-            merge = Merge(algorithm.state, algorithm.layout)
-        losses = []
-        for group in self._groups(cohort, plan):
-            with clock("create"):
-                selections = [selection for _, selection in group]
-                state = gather_stacked(algorithm.state, algorithm.layout, selections)
-                work = [
-                    Local.plan(self.partition[number], run.training, run.seed, round, number) for number, _ in group
-                ]
-            with clock("train"):
-                losses.append(train(algorithm, state, work, self.data, run.training, lr))
-            with clock("merge"):
-                for row, selection in enumerate(selections):
-                    merge.add(selection, {name: tensor[row] for name, tensor in state.items()})
-        loss = torch.cat(losses).mean().item()
+            plan = self.algorithm.select(round, cohort)
+            pairs = zip(cohort, plan, strict=True)
+            tasks = [Task(client.number, selection) for client, selections in pairs for selection in selections]
+            return Round(round, tasks, self.algorithm, clock)
+
+    def train(self, round: int, clients: Sequence[int], state: State) -> Tensor:
+        """Train stacked sub-models in place, one a client; returns their losses. Server's tensors are not read."""
+        run = self.run
+        work = [Local.plan(self.partition[client], run.training, run.seed, round, client) for client in clients]
+        return train(self.algorithm, state, work, self.data, run.training, self.learning_rate(round))
+
+    def close(self, opened: Round) -> dict[str, Any]:
+        """Take over what came back, evaluate, and say how the round went."""
+        run, round, clock = self.run, opened.number, opened.clock
+        loss = torch.cat(opened.losses).mean().item()
         if not math.isfinite(loss):
             raise Diverged(f"the training loss is {loss} in round {round + 1}; a smaller training.lr may help.")
         with clock("merge"):
-            merged = merge.result()
+            merged = opened.merge.result()
         with clock("refresh"):
             if not all(bool(torch.isfinite(tensor).all()) for tensor in merged.values()):
                 raise Diverged(f"weights are not finite after round {round + 1}; a smaller training.lr may help.")
-            algorithm.finish_round(round, merged)
-        record: dict[str, Any] = {"round": round + 1, "lr": lr, "train_loss": loss}
+            self.algorithm.finish_round(round, merged)
+        record: dict[str, Any] = {"round": round + 1, "lr": self.learning_rate(round), "train_loss": loss}
         if (round + 1) % run.evaluation.every == 0 or round + 1 == run.training.rounds:
             with clock("evaluate"):
                 record |= self.accuracies()
+            if run.evaluation.probes:
+                record["probes"] = self.probe(opened)
         return record | {f"seconds_{stage}": seconds for stage, seconds in clock.seconds.items()}
 
     def accuracies(self) -> dict[str, float]:
@@ -247,25 +257,56 @@ class Federation:
             "test_loss": loss,
         }
 
-    def _groups(
-        self, cohort: Sequence[Client], plan: Sequence[Sequence[Selection]]
-    ) -> Iterator[list[tuple[int, Selection]]]:
-        """Sub-models of equal shapes, as many together as train at once."""
-        alike: dict[Any, list[tuple[int, Selection]]] = defaultdict(list)
-        for client, selections in zip(cohort, plan, strict=True):
-            for selection in selections:
-                sizes = tuple(sorted((axis, len(indices)) for axis, indices in selection.items()))
-                alike[sizes].append((client.number, selection))
+    def probe(self, opened: Round) -> dict[str, Any]:
+        """The rows of every probe that was asked for; pictures at the end only."""
+        last = opened.number + 1 == self.run.training.rounds
+        wanted = [name for name in self.run.evaluation.probes if last or name != "features"]
+        return {name: PROBES[name](self, opened) for name in wanted}
+
+    def groups(self, tasks: Sequence[Task]) -> Iterator[list[Task]]:
+        """Sub-models of equal shapes, as many together as train at once; the order in which they are merged."""
+        alike: dict[Any, list[Task]] = defaultdict(list)
+        for task in tasks:
+            alike[tuple(sorted((axis, len(indices)) for axis, indices in task.selection.items()))].append(task)
         at_once = clients_at_once(self.execution, self.device, self.step_macs)
-        for tasks in alike.values():
-            for start in range(0, len(tasks), at_once):
-                yield tasks[start : start + at_once]
+        for equal in alike.values():
+            for start in range(0, len(equal), at_once):
+                yield equal[start : start + at_once]
 
     def costs(self) -> dict[str, float]:
         """What one client pays in one round, what it would for the full model, and the mean keep ratio behind it."""
         full = {f"full_{name}": value for name, value in asdict(self.full_costs).items()}
         mean = sum(keep * share for keep, share in zip(self.keeps, self.run.capacity.share, strict=True))
         return asdict(self.client_costs) | full | {"keep_ratio": mean}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One sub-model that a client trains in a round."""
+
+    client: int
+    selection: Selection
+
+
+class Round:
+    """A round under way on the server: what its clients train, and what has come back."""
+
+    def __init__(self, number: int, tasks: list[Task], algorithm: Algorithm, clock: Stopwatch) -> None:
+        self.number, self.tasks, self.clock = number, tasks, clock
+        self.merge = Merge(algorithm.state, algorithm.layout)
+        self.losses: list[Tensor] = []
+
+    def gather(self, tasks: Sequence[Task]) -> State:
+        """The tasks' sub-models, of equal shapes, stacked: copies, and all that clients get of the server's tensors."""
+        with self.clock("create"):
+            return gather_stacked(self.merge.state, self.merge.layout, [task.selection for task in tasks])
+
+    def add(self, tasks: Sequence[Task], state: State, losses: Tensor) -> None:
+        """Take in stacked sub-models after training. The order of the tasks shows in the last digits of the sums."""
+        with self.clock("merge"):
+            for row, task in enumerate(tasks):
+                self.merge.add(task.selection, {name: tensor[row] for name, tensor in state.items()})
+        self.losses.append(losses)
 
 
 class Stopwatch:

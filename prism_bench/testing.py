@@ -16,6 +16,7 @@ pytest needed; all of them together take seconds.
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -28,7 +29,8 @@ from prism_bench import costs
 from prism_bench.algorithm import Algorithm, Client
 from prism_bench.axes import State
 from prism_bench.config import Execution, Training
-from prism_bench.data.dataset import Dataset, Split
+from prism_bench.data.dataset import Dataset
+from prism_bench.data.noise import Noise
 from prism_bench.errors import BadInput
 from prism_bench.partition import Partition
 from prism_bench.rounds import Federation, Plugin, Run
@@ -47,14 +49,7 @@ def tiny_data(
     vocabulary: int | None = None,
 ) -> Dataset:
     """Random images, or words: for checks of mechanics, never of accuracy."""
-    rng = np.random.default_rng(seed)
-    top, kind = (256, np.uint8) if vocabulary is None else (vocabulary, np.int16)
-
-    def part(count: int) -> Split:
-        inputs = rng.integers(0, top, (count, *shape)).astype(kind)
-        return Split(torch.from_numpy(inputs), torch.from_numpy(rng.integers(0, classes, count)))
-
-    return Dataset(part(samples), part(48), classes, mean=127.5, std=64.0, vocabulary=vocabulary)
+    return Noise(shape=shape, classes=classes, train=samples, test=48, seed=seed, vocabulary=vocabulary).load()
 
 
 def data_for(model: Mapping[str, Any], samples: int) -> Dataset:
@@ -213,6 +208,23 @@ def check_costs(algorithm: str, params: Mapping[str, Any] | None = None, model: 
     assert len(sizes) == 1, "sub-models of one keep ratio must have equal shapes"
 
 
+def check_resume(algorithm: str, params: Mapping[str, Any] | None = None, model: Mapping[str, Any] = TINY) -> None:
+    """What `checkpoint` gives is all that the next rounds depend on, and can be read without running its code."""
+    whole, before, after = (federation(algorithm, params, model, (0.4, 0.2)) for _ in range(3))
+    records = [whole.round(round) for round in range(3)]
+    before.round(0)
+    kept = io.BytesIO()
+    torch.save(before.algorithm.checkpoint(), kept)
+    kept.seek(0)
+    after.algorithm.restore(torch.load(kept, weights_only=True))
+    resumed = [after.round(round) for round in (1, 2)]
+    for one, other in zip(records[1:], resumed, strict=True):
+        same = {key for key in one if not key.startswith("seconds")}
+        assert {key: one[key] for key in same} == {key: other[key] for key in same}, "a resumed run differs"
+    state = after.algorithm.state
+    assert all(torch.equal(tensor, state[name]) for name, tensor in whole.algorithm.state.items())
+
+
 Check = Callable[..., None]
 CHECKS: tuple[Check, ...] = (
     check_described,
@@ -220,6 +232,7 @@ CHECKS: tuple[Check, ...] = (
     check_round_trip,
     check_idle_round,
     check_learning,
+    check_resume,
     check_batching,
     check_meta_step,
     check_costs,

@@ -19,6 +19,7 @@ from prism_bench.data.cifar10 import CIFAR10
 from prism_bench.data.femnist import FEMNIST
 from prism_bench.data.imdb import IMDB
 from prism_bench.errors import BadInput
+from prism_bench.files import read_tensors
 from prism_bench.rounds import Run
 
 TRAIN, TEST = make.cifar(10), make.cifar(4, seed=1)
@@ -394,7 +395,7 @@ def test_damaged_tensors_are_rebuilt(cifar, harm):
     with pytest.warns(UserWarning, match=f"{name}: is damaged"):
         same(cifar.load(), first)
     assert kept() == [name]
-    assert cache.read(cache.home() / "prepared" / name) is not None
+    assert read_tensors(cache.home() / "prepared" / name) is not None
 
 
 def test_other_files_or_settings_are_prepared_anew(tmp_path):

@@ -8,10 +8,12 @@ import pandas as pd
 import pytest
 
 import prism_bench
+from prism_bench.callbacks import Callback
 from prism_bench.data.dataset import Split
 from prism_bench.data.digits import Digits
 from prism_bench.errors import BadInput
-from prism_bench.experiment import Experiment, carry_out
+from prism_bench.experiment import Experiment
+from prism_bench.runner import carry_out
 
 SMALL = {
     "name": "small",
@@ -128,22 +130,14 @@ def test_finished_runs_are_kept_and_not_run_again(tmp_path):
 def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path):
     experiment = Experiment.load(SMALL)
 
-    class Stop:
-        runs = 0
-
-        def loading(self, *_): ...
-        def begin(self, *_): ...
-        def run_started(self, *_): ...
-        def run_done(self, *_):
-            self.runs += 1
-
-        def round_done(self, record):
-            if self.runs == 3 and record["round"] == 2:
+    class Stop(Callback):
+        def round_done(self, number, record):
+            if number == 3 and record["round"] == 2:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        carry_out(experiment, tmp_path, watcher=Stop())
-    assert len(list((tmp_path / "runs").iterdir())) == 3
+        carry_out(experiment, tmp_path, callbacks=[Stop()])
+    assert len(list((tmp_path / "runs").glob("*/done.json"))) == 3
     resumed, whole = carry_out(experiment, tmp_path).rounds, carry_out(experiment).rounds
     pd.testing.assert_frame_equal(numbers(resumed), numbers(whole), check_exact=True, check_dtype=False)
 

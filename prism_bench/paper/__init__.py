@@ -1,15 +1,23 @@
-"""The PriSM paper's own numbers, and the convention behind its cost table."""
+"""The PriSM paper's own numbers, and the convention behind its cost table.
+
+A CSV a result: columns with a dot in their name are settings that say which runs a row is about (an empty one does not
+matter), the others are the paper's values, and ``source`` is where it says so.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
+from typing import Any
 
 import pandas as pd
 from torch import nn
 
 from prism_bench.algorithm import dense_forward
 from prism_bench.data.dataset import Signature
+from prism_bench.errors import BadInput, nearest
 from prism_bench.models.layers import Weighted
 from prism_bench.models.network import Network
 
@@ -17,14 +25,40 @@ BATCH = 32
 """The paper's table is for this batch."""
 
 
-def printed_costs() -> pd.DataFrame:
-    """The table as it stands in the paper, for ResNet-18.
+@cache
+def values(name: str) -> pd.DataFrame:
+    """The paper's values of that name; BadInput where there are none.
 
-    Its 37 M of memory for PriSM at 0.8 is a misprint: the paper gives it as 115% of 31.5 M, which it is not.
+    In ``modelsize`` the 37 M of memory for PriSM at 0.8 is a misprint: the paper gives it as 115% of 31.5 M, which it
+    is not.
     """
-    with resources.as_file(resources.files(__name__) / "modelsize.csv") as file:
+    folder = resources.files(__name__)
+    known = sorted(file.name.removesuffix(".csv") for file in folder.iterdir() if file.name.endswith(".csv"))
+    if name not in known:
+        raise BadInput(f"values: the paper has none called '{name}'. {nearest(name, known)}")
+    with resources.as_file(folder / f"{name}.csv") as file:
         frame: pd.DataFrame = pd.read_csv(file)
     return frame
+
+
+def beside(settings: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    """The paper's values for a run with these settings, as columns ``paper_...``; empty where it has none."""
+    if name is None:
+        return {}
+    for row in values(name).to_dict("records"):
+        given = {str(key): value for key, value in row.items() if not pd.isna(value)}
+        if all(_is(settings, key, value) for key, value in given.items() if "." in key):
+            return {f"paper_{key}": value for key, value in given.items() if "." not in key}
+    return {}
+
+
+def _is(settings: Mapping[str, Any], key: str, value: Any) -> bool:
+    found: Any = settings
+    for part in key.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return False
+        found = found[part]
+    return bool((found[0] if isinstance(found, list) and len(found) == 1 else found) == value)
 
 
 def convention(network: Network, data: Signature, algorithm: str, keep: float) -> dict[str, float]:

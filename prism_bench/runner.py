@@ -1,0 +1,178 @@
+"""An experiment is carried out, each run in a folder of its own.
+
+Started again, it skips what is done and goes on with what is not. Two starts of one experiment share its work.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+
+from prism_bench import paper
+from prism_bench.callbacks import Callback, Callbacks
+from prism_bench.config import Execution
+from prism_bench.experiment import About, Experiment, blaming
+from prism_bench.files import write_csv, write_json
+from prism_bench.results import MANIFEST, PROBE_NAMES, Results
+from prism_bench.rounds import Federation, Run, choose_device
+from prism_bench.seeds import stream
+from prism_bench.store import RunFolder
+from prism_bench.work import Shelf, one_by_one, side_by_side
+
+
+@dataclass
+class Outcome:
+    """What an experiment gave: the finished runs in long format, and the runs that failed."""
+
+    rounds: pd.DataFrame
+    failed: dict[str, str]
+    """What failed, and why."""
+
+
+def carry_out(
+    experiment: Experiment,
+    out: Path | None = None,
+    *,
+    fresh: bool = False,
+    jobs: int = 1,
+    callbacks: Iterable[Callback] = (),
+) -> Outcome:
+    """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None."""
+    if out is None:
+        with TemporaryDirectory(prefix="prism_bench-") as name:
+            return carry_out(experiment, Path(name), jobs=jobs, callbacks=callbacks)
+    tell = Callbacks(callbacks).tell
+    shelf = Shelf(tell)
+    with blaming(experiment.origin):
+        _check(experiment.runs, shelf)
+        device = choose_device(experiment.execution.device)
+    folders = [RunFolder.of(out, run.identity, shelf.digest(run), run.code()) for run in experiment.runs]
+    for folder in folders:
+        folder.verify()
+    write_json(manifest(experiment, folders), out / MANIFEST)
+    first = experiment.runs[0]
+    tell("begin", experiment, shelf.data(first), shelf.partition(first), str(device))
+    failed = {}
+    ends = (
+        one_by_one(experiment, folders, shelf, tell, fresh)
+        if jobs == 1
+        else side_by_side(experiment, folders, tell, fresh, jobs)
+    )
+    try:
+        for number, end in ends:
+            label = experiment.label(experiment.runs[number])
+            if end.how == "failed":
+                failed[label] = end.error
+            summary = None if end.how == "failed" else folders[number].summary()
+            tell("run_done", number, label, summary, end.how == "kept", end.error)
+    finally:
+        tell("end")
+    return Outcome(export(out), failed)
+
+
+def export(out: Path) -> pd.DataFrame:
+    """Write what is done in long format, for people and for version control; returns the rounds."""
+    results = Results.open(out)
+    rounds = results.rounds()
+    write_json(results.about | {"environments": results.environments()}, out / MANIFEST)
+    if not rounds.empty:
+        write_csv(rounds, out / "rounds.csv")
+        for name in PROBE_NAMES:
+            probe = results.probe(name)
+            if not probe.empty:
+                write_csv(probe, out / f"{name}.csv")
+    return rounds
+
+
+def _check(runs: Sequence[Run], shelf: Shelf) -> None:
+    """Read the data and split it. What can't work is known before anything runs or is written."""
+    models: set[Any] = set()
+    for run in runs:
+        data, partition = shelf.data(run), shelf.partition(run)
+        network = run.model.settings.build(data.signature)
+        if run.model.settings not in models:
+            models.add(run.model.settings)
+            run.model.settings.initial(network, stream(run.seed, "weights"))
+        keeps = () if run.capacity.budget else run.capacity.keep
+        run.algorithm.kind.check(run.algorithm.settings, network, keeps)
+        if run.capacity.budget and run.seed == runs[0].seed:
+            # Building the run finds its largest sub-model, or says that none fits.
+            Federation(run, data, partition, Execution(device="cpu"))
+
+
+def manifest(experiment: Experiment, folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """What a folder of results says of itself, `results.Results.about`."""
+    return {
+        "name": experiment.name,
+        **experiment.about.model_dump(mode="json", exclude={"values"}),
+        "size": experiment.size,
+        "note": experiment.note,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "settings": _common([run.as_dict() for run in experiment.runs]),
+        "runs": [
+            {
+                "folder": folder.path.name,
+                "label": experiment.label(run),
+                "labels": experiment.labels(run),
+                "paper": _beside(run, experiment.about),
+            }
+            for run, folder in zip(experiment.runs, folders, strict=True)
+        ],
+        "environments": [],
+    }
+
+
+def _beside(run: Run, about: About) -> dict[str, Any]:
+    """The paper's values for a run, and where they are costs, ours as the paper counts them."""
+    found = paper.beside(run.as_dict(), about.values)
+    if "costs" in about.shows and "paper_params_M" in found:
+        data = run.model.settings.usual
+        own = paper.convention(run.model.settings.build(data), data, run.algorithm.name, max(run.capacity.keep))
+        found |= {f"convention_{key}": value for key, value in own.items()}
+    return found
+
+
+def _common(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all the nested mappings agree on."""
+    first, *others = trees
+    shared: dict[str, Any] = {}
+    for key, value in first.items():
+        if isinstance(value, Mapping) and all(isinstance(other.get(key), Mapping) for other in others):
+            shared[key] = _common([value, *(other[key] for other in others)])
+        elif all(key in other and other[key] == value for other in others):
+            shared[key] = value
+    return shared
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any] = "quickstart",
+    *,
+    seeds: int | Sequence[int] | None = None,
+    out: str | Path | None = None,
+    device: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    size: str | None = None,
+    jobs: int = 1,
+    callbacks: Iterable[Callback] = (),
+) -> pd.DataFrame:
+    """Run an experiment and return one row a run and round.
+
+    ``experiment`` is a name, a YAML file or a mapping; ``overrides`` are dotted keys (``{"training.rounds": 5}``).
+    Nothing is kept unless ``out`` names a folder; with it, runs are kept there, resumed and not run again. A run
+    that fails is warned of and left out. ``jobs`` above 1 starts processes: a script that uses it needs the usual
+    ``if __name__ == "__main__":``.
+    """
+    extra = {} if device is None else {"execution.device": device}
+    loaded = Experiment.load(experiment, {**(overrides or {}), **extra}, seeds, size)
+    outcome = carry_out(loaded, Path(out) if out else None, jobs=jobs, callbacks=callbacks)
+    for label, error in outcome.failed.items():
+        warnings.warn(f"{label} failed: {error}", stacklevel=2)
+    return outcome.rounds

@@ -1,0 +1,274 @@
+"""Runs get done: one after another in this process, or several at once in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+
+from prism_bench.data.dataset import Dataset
+from prism_bench.errors import Diverged
+from prism_bench.experiment import Experiment
+from prism_bench.partition import Partition
+from prism_bench.results import summarise
+from prism_bench.rounds import Federation, Run, split, threads
+from prism_bench.store import LOG, Busy, RunFolder, environment
+
+Tell = Callable[..., None]
+"""Passes on an event by its name, as `callbacks.Callbacks.tell` does."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt at a run ended; ``kept`` where an earlier start had finished it."""
+
+    how: Literal["done", "kept", "failed", "busy"]
+    error: str = ""
+
+
+class Shelf:
+    """Data sets and partitions, each made once."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._data: dict[Any, Dataset] = {}
+        self._digests: dict[Any, str] = {}
+        self._partitions: dict[Any, Partition] = {}
+
+    def data(self, run: Run) -> Dataset:
+        source = run.data.settings
+        if source not in self._data:
+            self._tell("loading", run.data.label)
+            self._data[source] = source.load()
+        return self._data[source]
+
+    def digest(self, run: Run) -> str:
+        source = run.data.settings
+        if source not in self._digests:
+            self._digests[source] = self.data(run).digest()
+        return self._digests[source]
+
+    def partition(self, run: Run) -> Partition:
+        key = (run.data.settings, run.partition.settings, run.seed)
+        if key not in self._partitions:
+            self._partitions[key] = split(run, self.data(run))
+        return self._partitions[key]
+
+
+class Queue:
+    """Runs to do. One that another process has goes to the back, and is waited for when only such are left."""
+
+    def __init__(self, count: int) -> None:
+        self._numbers = deque(range(count))
+        self._held: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def next(self) -> tuple[int, bool]:
+        """A run's number, and whether to wait for it."""
+        number = self._numbers.popleft()
+        return number, number in self._held and self._held.issuperset(self._numbers)
+
+    def postpone(self, number: int) -> None:
+        self._held.add(number)
+        self._numbers.append(number)
+
+
+def attempt(
+    number: int,
+    experiment: Experiment,
+    folder: RunFolder,
+    shelf: Shelf,
+    tell: Tell,
+    fresh: bool = False,
+    wait: bool = False,
+    own_process: bool = False,
+) -> End:
+    """Do a run, or what is left of it. Whatever a method does wrong is this run's failure and no other's."""
+    run = experiment.runs[number]
+    label = experiment.label(run)
+    if wait:
+        tell("waiting", number, label)
+    try:
+        with folder.held(wait):
+            if not fresh and folder.summary() is not None:
+                return End("kept")
+            with _output_to_log(folder) if own_process else nullcontext():
+                _do(number, run, label, experiment, folder, shelf, tell, fresh)
+            return End("done")
+    except Busy:
+        return End("busy")
+    except Diverged as problem:
+        return End("failed", str(problem))
+    except Exception as problem:
+        with (folder.path / LOG).open("a") as log:
+            log.write(f"{label}\n{traceback.format_exc()}\n")
+        return End("failed", f"{type(problem).__name__}: {problem} ({folder.path / LOG} has the whole of it)")
+
+
+def _do(
+    number: int, run: Run, label: str, experiment: Experiment, folder: RunFolder, shelf: Shelf, tell: Tell, fresh: bool
+) -> None:
+    start = time.perf_counter()
+    execution = experiment.execution
+    federation = Federation(run, shelf.data(run), shelf.partition(run), execution)
+    with threads(execution, federation.step_macs):
+        records, saved = folder.start(run.as_dict(), environment(federation.device), fresh)
+        if saved is not None:
+            federation.algorithm.restore(saved["algorithm"])
+        tell("run_started", number, run, label, len(records))
+        for record in federation.rounds(len(records)):
+            now = time.perf_counter()
+            records.append(record | {"seconds": now - start})
+            start = now
+            folder.append(records[-1])
+            if record["round"] % execution.checkpoint == 0 or record["round"] == run.training.rounds:
+                folder.checkpoint(record["round"], {"algorithm": federation.algorithm.checkpoint()})
+            tell("round_done", number, {key: value for key, value in record.items() if key != "probes"})
+    rounds = pd.DataFrame(records).drop(columns="probes", errors="ignore").assign(run=run.identity)
+    folder.finish(summarise(rounds).drop(columns="run").iloc[0].to_dict() | federation.costs())
+
+
+def one_by_one(
+    experiment: Experiment, folders: Sequence[RunFolder], shelf: Shelf, tell: Tell, fresh: bool
+) -> Iterator[tuple[int, End]]:
+    """Do all runs in this process; yields how each ended."""
+    queue = Queue(len(folders))
+    while queue:
+        number, wait = queue.next()
+        end = attempt(number, experiment, folders[number], shelf, tell, fresh, wait)
+        if end.how == "busy":
+            queue.postpone(number)
+        else:
+            yield number, end
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Connection
+    number: int | None = None
+    """What it is doing."""
+
+
+def side_by_side(
+    experiment: Experiment, folders: Sequence[RunFolder], tell: Tell, fresh: bool, jobs: int
+) -> Iterator[tuple[int, End]]:
+    """Do all runs, so many at once, in processes that share the machine's cores; yields how each ended.
+
+    A process that dies takes its run with it and no other.
+    """
+    queue, workers = Queue(len(folders)), [_hire(experiment, fresh, jobs) for _ in range(min(jobs, len(folders)))]
+    try:
+        while True:
+            for place, worker in enumerate(workers):
+                if worker.number is None and queue:
+                    if not worker.process.is_alive():
+                        workers[place] = worker = _hire(experiment, fresh, jobs)
+                    worker.number, patience = queue.next()
+                    worker.pipe.send((worker.number, folders[worker.number], patience))
+            working = [worker for worker in workers if worker.number is not None]
+            if not working:
+                return
+            for pipe in wait([worker.pipe for worker in working]):
+                worker = next(worker for worker in working if worker.pipe is pipe)
+                end = _hear(worker, experiment, tell)
+                if end is None:
+                    continue
+                number, worker.number = worker.number, None
+                assert number is not None
+                if end.how == "busy":
+                    queue.postpone(number)
+                else:
+                    yield number, end
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+
+
+def _hire(experiment: Experiment, fresh: bool, jobs: int) -> _Worker:
+    # A fork would carry over the threads' locks of this process without their threads.
+    context = get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, experiment, fresh, jobs), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, pipe)
+
+
+def _hear(worker: _Worker, experiment: Experiment, tell: Tell) -> End | None:
+    """Pass on what a worker says; how its run ended, once it has."""
+    try:
+        what, *rest = worker.pipe.recv()
+    except (EOFError, ConnectionResetError):
+        worker.process.join()
+        code = worker.process.exitcode
+        cause = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        return End("failed", f"its process died ({cause}); memory may have run out. The same command goes on with it.")
+    if what == "end":
+        end: End = rest[0]
+        return end
+    if what == "warned":
+        warnings.warn(rest[0], stacklevel=2)
+    elif what == "run_started":
+        number, label, done = rest
+        tell("run_started", number, experiment.runs[number], label, done)
+    else:
+        tell(what, *rest)
+    return None
+
+
+def _serve(pipe: Connection, experiment: Experiment, fresh: bool, jobs: int) -> None:
+    """A worker's life: do the runs that come through the pipe until it is closed."""
+    # Ctrl-C reaches every process of the terminal; the one that hired this worker ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(1, cores // jobs))
+
+    def tell(event: str, *arguments: Any) -> None:
+        if event == "run_started":
+            number, _, label, done = arguments
+            arguments = (number, label, done)
+        if event != "loading":
+            pipe.send((event, *arguments))
+
+    def warned(message: Warning | str, *_: Any, **__: Any) -> None:
+        tell("warned", str(message))
+
+    warnings.showwarning = warned
+    shelf = Shelf(tell)
+    try:
+        while True:
+            number, folder, patience = pipe.recv()
+            pipe.send(("end", attempt(number, experiment, folder, shelf, tell, fresh, patience, own_process=True)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # nobody is left to work for
+
+
+@contextmanager
+def _output_to_log(folder: RunFolder) -> Iterator[None]:
+    """What a run in a process of its own prints goes to its log: the terminal shows all runs' progress."""
+    with (folder.path / LOG).open("a") as log:
+        kept = [os.dup(number) for number in (1, 2)]
+        try:
+            for number in (1, 2):
+                os.dup2(log.fileno(), number)
+            yield
+        finally:
+            for number, copy in zip((1, 2), kept, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)
