@@ -127,7 +127,7 @@ def run(
         write_csv(frame, folder / "table.csv")
         files = {folder / "rounds.csv": "one row a run and round", folder / "table.csv": "the table above"}
         files |= dict.fromkeys(report.write_pictures(results, folder), "a picture")
-        out_console.print(report.show(frame, f"{loaded.name}: {loaded.about.description}", out_console.width))
+        out_console.print(report.show(results, out_console.width))
         for file, what in files.items():
             out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
     for label, error in outcome.failed.items():

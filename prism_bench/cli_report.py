@@ -235,15 +235,13 @@ def _view(
     """The numbers that were asked for, and how they are read."""
     from prism_bench.report import sheets, tables
 
-    name, description = results.about.get("name") or results.folder.name, results.about.get("description")
-    form = sheets.Form(f"{name}: {description}" if description else str(name), paper, digits)
+    form = sheets.Form(sheets.title_of(results), paper, digits)
     if against is not None:
         frame = tables.differences(runs, None if against == "full" else against)
         return frame, sheets.differences(frame, form)
     if wide:
         return tables.wide(runs), sheets.wide(tables.table(runs), form)
-    shows = [show] if show else [*(results.about.get("shows") or ()), "accuracy"]
-    view = next(sheets.VIEWS[view] for view in shows if view in sheets.VIEWS)
+    view = sheets.VIEWS[show] if show else sheets.view_of(results.about)
     frame = view.frame(runs)
     return frame, view.sheet(frame, form)
 

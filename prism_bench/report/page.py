@@ -120,18 +120,18 @@ def _shown(results: Results) -> str:
     if runs.empty:
         return '<p class="notice">No run is finished yet.</p>\n'
     pictures = plots.pictures(results)
-    parts = []
-    for view in results.about.get("shows") or plots.SHOWS:
+    parts, shows = [], results.about.get("shows") or plots.SHOWS
+    for view in shows:
         content = ""
         if view in sheets.VIEWS:
             frame = sheets.VIEWS[view].frame(runs)
             sheet = sheets.VIEWS[view].sheet(frame, sheets.Form(HEADINGS[view], paper=True))
             content += _table(sheet)
-        content += "".join(_figure(pictures[kind], kind) for kind in pictures if plots.KINDS[kind].view == view)
+        content += "".join(_figure(pictures[kind], kind) for kind in pictures if plots.KINDS[kind].views[0] == view)
         if content:
             parts.append(f"<h3>{HEADINGS.get(view, escape(str(view)))}</h3>\n{content}")
     pairs = tables.every_difference(runs)
-    if not pairs.empty:
+    if not pairs.empty and {"accuracy", "drops"} & set(shows):
         sheet = sheets.differences(pairs, sheets.Form("Paired differences between methods"))
         parts.append(_details(f"Paired differences between methods ({len(pairs)})", _table(sheet)))
     return "".join(parts)

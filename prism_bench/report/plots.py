@@ -275,8 +275,8 @@ class Kind:
     draw: Callable[[pd.DataFrame], Figure]
     read: Callable[[Results], pd.DataFrame]
     """What of an experiment's results it is drawn from."""
-    view: str
-    """Drawn unasked for experiments that show this."""
+    views: tuple[str, ...]
+    """Drawn unasked for experiments that show all of these."""
     caption: str
 
 
@@ -284,43 +284,43 @@ KINDS = {
     "curves": Kind(
         curves,
         lambda results: results.rounds(),
-        "accuracy",
+        ("accuracy",),
         "Learning curves: test accuracy by round, mean over the seeds; band: ± std. Black: full-model training.",
     ),
     "drops": Kind(
         drops,
         lambda results: results.runs(),
-        "drops",
+        ("drops",),
         "Accuracy minus full-model training's of the same seed; line: ± std. Diamonds, where there are: the paper's.",
     ),
     "costs": Kind(
         costs,
         lambda results: results.runs(),
-        "costs",
+        ("costs", "accuracy"),
         "Final accuracy against what a client pays; grey: the Pareto front. Equal keep ratios are not equal costs.",
     ),
     "time": Kind(
         time,
         lambda results: results.runs(),
-        "time",
+        ("time",),
         "Share of each stage in a round of training, and its seconds.",
     ),
     "rank": Kind(
         rank,
         lambda results: results.probe("rank"),
-        "rank",
+        ("rank",),
         "Principal kernels that are required to approximate each layer (effective rank) over the rounds.",
     ),
     "sampling": Kind(
         sampling,
         lambda results: results.probe("sampling"),
-        "sampling",
+        ("sampling",),
         "Clients that hold each principal kernel in a round, in the mean; kernels by falling singular value.",
     ),
     "features": Kind(
         features,
         lambda results: results.probe("features"),
-        "features",
+        ("features",),
         "What principal kernels see: the input, then the features of the kernels by falling singular value.",
     ),
 }
@@ -343,7 +343,7 @@ def pictures(source: Results | pd.DataFrame, kinds: Iterable[str] | None = None)
     """The pictures that the results have something for: of the kinds asked for, or of what the experiment shows."""
     shows = SHOWS if isinstance(source, pd.DataFrame) else source.about.get("shows") or SHOWS
     drawn = {}
-    for kind in kinds or [kind for kind in KINDS if KINDS[kind].view in shows]:
+    for kind in kinds or [kind for kind in KINDS if set(KINDS[kind].views) <= set(shows)]:
         try:
             drawn[kind] = plot(source, kind)
         except Nothing:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from html import escape as html_escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich import markup
@@ -15,6 +15,9 @@ from rich.table import Table
 from prism_bench.report import tables
 from prism_bench.report.tables import CONTEXT, PAPER_COSTS, TRAINING
 from prism_bench.results import CELL, COSTS
+
+if TYPE_CHECKING:
+    from prism_bench.results import Results
 
 Row = dict[Hashable, Any]
 Columns = dict[str, Callable[[Row], "Cell"]]
@@ -175,9 +178,20 @@ VIEWS = {
 }
 
 
-def show(frame: pd.DataFrame, title: str, width: int) -> Table:
-    """The table of accuracies and costs, for a terminal of that width."""
-    return text(accuracy(frame, Form(title)), width)
+def view_of(about: Mapping[str, Any]) -> View:
+    """The first table that an experiment is about."""
+    return next(VIEWS[name] for name in (*(about.get("shows") or ()), "accuracy") if name in VIEWS)
+
+
+def title_of(results: Results) -> str:
+    name, description = results.about.get("name") or results.folder.name, results.about.get("description")
+    return f"{name}: {description}" if description else str(name)
+
+
+def show(results: Results, width: int) -> Table:
+    """The table that an experiment is about, for a terminal of that width."""
+    view = view_of(results.about)
+    return text(view.sheet(view.frame(results.runs()), Form(title_of(results))), width)
 
 
 def _sheet(
@@ -264,7 +278,10 @@ def _beside_paper(cost: str) -> Callable[[Row], Cell]:
         parts = [part(row) for part in (ours, theirs, difference)]
         if parts[0].value is None and parts[1].value is None:
             return Cell("")
-        return Cell(" | ".join(part.text or "-" for part in parts), value=parts[0].value)
+        return Cell(
+            " | ".join(part.text or "-" for part in parts),
+            value=parts[1].value if parts[0].value is None else parts[0].value,
+        )
 
     return cell
 
