@@ -143,10 +143,9 @@ def wide(frame: pd.DataFrame, form: Form) -> Sheet:
     """A row a method, a column a partition and keep ratio, as papers print it."""
     frame = _with_bold(frame, form.digits)
     labels = [label for label in _labels(frame) if label not in ("partition", "keep")]
-    # All of one partition stand together, whatever the order of the runs.
-    groups = {str(name): keeps.unique() for name, keeps in frame.groupby("partition", sort=False)["keep"]}
-    places = [(partition, str(keep)) for partition, keeps in groups.items() for keep in keeps]
-    names = ["\n".join(place) if len(groups) > 1 else place[1] for place in places]
+    places = tables.places(frame)
+    several = frame["partition"].nunique() > 1
+    names = ["\n".join(place) if several else place[1] for place in places]
     shown = _spread("accuracy", "std", "n", form.digits, bold=True)
     found: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
     for row in frame.to_dict("records"):
@@ -157,7 +156,7 @@ def wide(frame: pd.DataFrame, form: Form) -> Sheet:
         key = tuple(str(row[label]) for label in labels)
         found.setdefault(key, {})[row["partition"], row["keep"]] = cell
     rows = [[*map(Cell, key), *(cells.get(place, Cell("")) for place in places)] for key, cells in found.items()]
-    what = "partition and keep ratio" if len(groups) > 1 else "keep ratio"
+    what = "partition and keep ratio" if several else "keep ratio"
     caption = [f"Accuracy in %, mean ± std (seeds), by {what}.", _bold_caption(frame)]
     return Sheet(form.title, [*labels, *names], rows, _join(caption), len(labels))
 
