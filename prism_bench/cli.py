@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from prism_bench import __version__, cli_data
 from prism_bench.callbacks import Callback
+from prism_bench.cli_check import check
 from prism_bench.cli_costs import costs
 from prism_bench.cli_report import plot, table
 from prism_bench.errors import BadInput
@@ -218,6 +219,7 @@ def _first_line(plugin: Any) -> str:
 
 
 app.command()(costs)
+app.command()(check)
 app.command()(table)
 app.command()(plot)
 
