@@ -58,10 +58,11 @@ def paths(tree, above=()):
         yield from paths(value, (*above, key))
 
 
+places = st.sampled_from([path for path in paths(VALID) if path])
+
+
 @relaxed
-@given(
-    place=st.sampled_from([path for path in paths(VALID) if path]), value=values, size=st.sampled_from([None, "paper"])
-)
+@given(place=places, value=values, size=st.sampled_from([None, "paper"]))
 @example(place=("grid",), value={"algorithm": [["prism"]]}, size=None)
 @example(place=("seeds",), value=10**12, size=None)
 @example(place=("scaled", "set"), value={"grid.": 1}, size=None)
