@@ -13,17 +13,27 @@ if (_root / "pyproject.toml").exists() and (_root / "baselines").is_dir():
 
 if TYPE_CHECKING:
     from prism_bench.callbacks import Callback
-    from prism_bench.report import differences, plot, table, write_pictures
+    from prism_bench.report import differences, plot, table, write_pictures, write_report
     from prism_bench.results import Results
     from prism_bench.runner import run
 
-__all__ = ["Callback", "Results", "__version__", "differences", "plot", "run", "table", "write_pictures"]
+__all__ = [
+    "Callback",
+    "Results",
+    "__version__",
+    "differences",
+    "plot",
+    "run",
+    "table",
+    "write_pictures",
+    "write_report",
+]
 
 _HOMES = {
     "Callback": "prism_bench.callbacks",
     "Results": "prism_bench.results",
     "run": "prism_bench.runner",
-    **dict.fromkeys(("differences", "plot", "table", "write_pictures"), "prism_bench.report"),
+    **dict.fromkeys(("differences", "plot", "table", "write_pictures", "write_report"), "prism_bench.report"),
 }
 
 

@@ -15,11 +15,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from prism_bench import __version__, cli_data
+from prism_bench import __version__, cli_data, cli_report
 from prism_bench.callbacks import Callback
 from prism_bench.cli_check import check
 from prism_bench.cli_costs import costs
-from prism_bench.cli_report import plot, table
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def run(
         write_csv(frame, folder / "table.csv")
         files = {folder / "rounds.csv": "one row a run and round", folder / "table.csv": "the table above"}
         files |= dict.fromkeys(report.write_pictures(results, folder), "a picture")
-        out_console.print(report.show(frame, f"{loaded.name}: {loaded.about.description}", out_console.width))
+        out_console.print(report.show(results, out_console.width))
         for file, what in files.items():
             out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
     for label, error in outcome.failed.items():
@@ -220,8 +219,9 @@ def _first_line(plugin: Any) -> str:
 
 app.command()(costs)
 app.command()(check)
-app.command()(table)
-app.command()(plot)
+app.command()(cli_report.table)
+app.command()(cli_report.plot)
+app.command()(cli_report.report)
 
 
 def _version(wanted: bool) -> None:

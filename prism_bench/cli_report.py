@@ -162,8 +162,36 @@ def plot(
         out_console.print(f"  {file}", markup=False, highlight=False, soft_wrap=True)
 
 
+def report(
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="EXPERIMENT...",
+            help="Experiments that were run, or folders of results.",
+            show_default="all in ./results",
+        ),
+    ] = None,
+    size: SizeOption = None,
+    to: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
+) -> None:
+    """Make one HTML page of results: tables to sort, pictures, settings, costs, environment. It needs nothing else.
+
+    [bold]Examples[/bold]
+
+      prism-bench report
+      prism-bench report quickstart results/mine --to mine.html
+    """
+    from prism_bench.cli import out_console
+    from prism_bench.report import write_report
+
+    found = [find(experiment, size.value if size else None) for experiment in experiments or ()]
+    file = write_report(found or None, to)
+    out_console.print(f"  {file}", markup=False, highlight=False, soft_wrap=True)
+
+
 def find(experiment: str, size: str | None = None, out: Path | None = None) -> Results:
     """The results of an experiment: where ``out`` says, else in the folder of that name, else below ``results``."""
+    from prism_bench.report.files import every_folder, holds_results
     from prism_bench.results import Results
 
     if out is not None:
@@ -179,15 +207,6 @@ def find(experiment: str, size: str | None = None, out: Path | None = None) -> R
         f"{experiment}: there are no results of it; looked in {', '.join(map(str, places[1:]))}. "
         + (f"There are: {there}." if there else f"'prism-bench run {name}' makes some.")
     )
-
-
-def every_folder() -> list[Path]:
-    """All folders below ./results that hold some."""
-    return [folder for folder in sorted(Path("results").glob("*")) if holds_results(folder)]
-
-
-def holds_results(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("experiment.json", "rounds.csv"))
 
 
 def finished(results: Results) -> pd.DataFrame:
@@ -216,34 +235,35 @@ def _view(
     """The numbers that were asked for, and how they are read."""
     from prism_bench.report import sheets, tables
 
-    name, description = results.about.get("name") or results.folder.name, results.about.get("description")
-    form = sheets.Form(f"{name}: {description}" if description else str(name), paper, digits)
+    form = sheets.Form(sheets.title_of(results), paper, digits)
     if against is not None:
         frame = tables.differences(runs, None if against == "full" else against)
         return frame, sheets.differences(frame, form)
     if wide:
         return tables.wide(runs), sheets.wide(tables.table(runs), form)
-    shows = [show] if show else [*(results.about.get("shows") or ()), "accuracy"]
-    view = next(sheets.VIEWS[view] for view in shows if view in sheets.VIEWS)
+    view = sheets.VIEWS[show] if show else sheets.view_of(results.about)
     frame = view.frame(runs)
     return frame, view.sheet(frame, form)
 
 
 def _print(sheet: Sheet, to: Path | None) -> None:
-    """For a person: on the terminal, or as the same text in a file."""
-    import io
+    """For a person: on the terminal; as the same text in a file or a pipe, where nothing needs to be folded."""
+    from io import StringIO
 
     from rich.console import Console
 
     from prism_bench.cli import out_console
     from prism_bench.report import files, sheets
 
+    if to is None and out_console.is_terminal:
+        return out_console.print(sheets.text(sheet, out_console.width))
+    console = Console(file=StringIO(), width=1000, record=True)
+    console.print(sheets.text(sheet, console.width))
+    text = "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
     if to is None:
-        out_console.print(sheets.text(sheet, out_console.width))
+        typer.echo(text, nl=False)
     else:
-        console = Console(file=io.StringIO(), width=160, record=True)
-        console.print(sheets.text(sheet, console.width))
-        files.write(to, console.export_text())
+        files.write(to, text)
 
 
 def _written(sheet: Sheet, form: Format) -> str:

@@ -163,7 +163,7 @@ class Results:
     def _csv(self, name: str) -> pd.DataFrame:
         file = self.folder / f"{name}.csv"
         try:
-            return pd.read_csv(file)
+            return pd.read_csv(file, dtype=dict.fromkeys(CELL, str))
         except (OSError, ValueError) as error:
             raise BadInput(f"{file}: can't be read: {error}") from None
 

@@ -9,7 +9,7 @@ import pytest
 from frames import rounds_of
 
 from prism_bench.errors import BadInput
-from prism_bench.report import differences, show, table
+from prism_bench.report import differences, sheets, table
 
 
 def test_the_table_by_hand():
@@ -118,7 +118,7 @@ def test_the_table_fits_the_terminal(width):
 
     rounds = rounds_of(("prism", "0.2", 0, [50, 90]), ("prism", "0.2", 1, [40, 60]), ("fedavg", "1", 0, [70]))
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(show(table(rounds), "title", width))
+    console.print(sheets.text(sheets.accuracy(table(rounds), sheets.Form("title")), width))
     text = console.export_text()
     assert "75.0" in text
     assert "± 21.2 (2)" in text

@@ -1,21 +1,25 @@
-"""Files that are whole or not there."""
+"""Where results are, and where what is made of them goes."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from prism_bench.errors import BadInput
+from prism_bench.files import replace
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a file in one step: an old one stays until the new one is whole."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file in one step; what stands in the way is said to the person who named the file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
-        draft.replace(path)
+        replace(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise BadInput(f"{path}: can't be written: {error.strerror or error}") from None
-    finally:
-        draft.unlink(missing_ok=True)
+
+
+def every_folder() -> list[Path]:
+    """All folders in ./results that hold some."""
+    return [folder for folder in sorted(Path("results").glob("*")) if holds_results(folder)]
+
+
+def holds_results(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("experiment.json", "rounds.csv"))

@@ -55,7 +55,8 @@ def curves(rounds: pd.DataFrame) -> Figure:
         raise Nothing("curves: no round was evaluated.")
     contexts, keeps = _contexts(rounds), _keeps(rounds)
     panels = [(context, keep) for keep in keeps for context in contexts]
-    figure, axes = _grid(len(panels), columns=len(contexts) if len(contexts) > 1 else min(3, len(keeps)), sharey=True)
+    columns = len(contexts) if len(contexts) > 1 else 2 if len(keeps) == 4 else min(3, len(keeps))
+    figure, axes = _grid(len(panels), columns, sharey=True)
     looks = _looks(rounds)
     for (context, keep), panel in zip(panels, axes, strict=True):
         here = _in(rounds, contexts[context])
@@ -68,7 +69,8 @@ def curves(rounds: pd.DataFrame) -> Figure:
                 panel.fill_between(mean.index, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
         _title(panel, context, f"keep ratio {keep}" if len(keeps) > 1 or keep != "1" else "")
         panel.set_xlabel("round")
-        panel.set_ylabel("test accuracy, %")
+    for first in axes[::columns]:
+        first.set_ylabel("test accuracy, %")
     _legend(figure, axes)
     return figure
 
@@ -130,27 +132,20 @@ def drops(frame: pd.DataFrame) -> Figure:
     cells["group"] = (cells["keep"] + " " + cells["settings"]).str.strip()
     groups, names = list(dict.fromkeys(cells["group"])), list(dict.fromkeys(cells["method"]))
     width = 0.8 / len(names)
-    figure, axes = _grid(len(panels), columns=min(3, len(panels)), wide=1.0 + 0.06 * len(groups) * len(names))
+    wide = 1.0 + 0.06 * len(groups) * len(names) if len(panels) == 1 else 1.2
+    figure, axes = _grid(len(panels), columns=min(3, len(panels)), wide=wide)
     paper = "paper_drop" in cells and cells["paper_drop"].notna().any()
     for context, panel in zip(panels, axes, strict=True):
         here = _in(cells, panels[context])
-        for number, (method, rows) in enumerate(here.groupby("method", sort=False)):
+        for method, rows in here.groupby("method", sort=False):
             shift = (names.index(str(method)) - (len(names) - 1) / 2) * width
             places = [groups.index(group) + shift for group in rows["group"]]
-            panel.bar(places, rows["drop"], 0.92 * width, color=looks[str(method)][0], label=method, zorder=2)
+            panel.bar(places, rows["drop"], 0.92 * width, color=looks[str(method)][0], zorder=2)
             spread = rows["drop_std"].fillna(0)
             panel.errorbar(places, rows["drop"], spread, fmt="none", ecolor="#333333", elinewidth=1.2, zorder=3)
             if paper:
-                label = "paper" if number == 0 else None
-                panel.scatter(
-                    places,
-                    rows["paper_drop"],
-                    s=26,
-                    marker="D",
-                    facecolor="white",
-                    edgecolor="black",
-                    zorder=4,
-                    label=label,
+                panel.plot(
+                    places, rows["paper_drop"], "D", color="black", markerfacecolor="white", markersize=5, zorder=4
                 )
         panel.axhline(0, color="#333333", linewidth=0.8)
         panel.set_xticks(range(len(groups)), groups)
@@ -158,7 +153,9 @@ def drops(frame: pd.DataFrame) -> Figure:
         panel.set_ylabel("accuracy minus full model's, points")
         _title(panel, context)
         panel.grid(visible=False, axis="x")
-    _legend(figure, axes)
+    keys = [_key(name, color=looks[name][0], marker="s", markersize=8) for name in names]
+    paper_key = _key("paper", color="black", marker="D", markerfacecolor="white", markersize=5)
+    _legend(figure, axes, [*keys, *([paper_key] if paper else [])])
     return figure
 
 
@@ -178,7 +175,7 @@ def time(frame: pd.DataFrame) -> Figure:
     bars = [bar for bar in bars if not all(map(math.isnan, bar[1]))]
     if not bars:
         raise Nothing("time: no stage was timed.")
-    figure, [panel] = _grid(1, columns=1, wide=1.8, high=0.25 + 0.09 * len(bars))
+    figure, [panel] = _grid(1, columns=1, wide=1.8, high=0.25 + 0.08 * len(bars))
     for number, (_, shares, whole) in enumerate(bars):
         left = 0.0
         for stage, share in zip(TRAINING, np.nan_to_num(shares), strict=True):
@@ -190,7 +187,7 @@ def time(frame: pd.DataFrame) -> Figure:
             left += share
         panel.text(101, number, f"{whole:.3g} s", va="center", fontsize=8)
     panel.set_yticks(range(len(bars)), [name for name, _, _ in bars])
-    panel.invert_yaxis()
+    panel.set_ylim(len(bars) - 0.4, -0.6)
     panel.set(xlim=(0, 108), xlabel="share of a round of training, % (right: seconds a round)")
     panel.set_xticks(range(0, 101, 20))
     panel.grid(visible=False, axis="y")
@@ -255,6 +252,7 @@ def features(probe: pd.DataFrame, layers: int = 3, images: int = 3, kernels: int
         panel.set_xticks([])
         panel.set_yticks([])
         panel.grid(visible=False)
+        panel.spines[:].set_visible(False)
         pixels = by_picture.get((layer, image, kernel))
         if pixels is None:
             panel.set_axis_off()
@@ -277,18 +275,54 @@ class Kind:
     draw: Callable[[pd.DataFrame], Figure]
     read: Callable[[Results], pd.DataFrame]
     """What of an experiment's results it is drawn from."""
-    view: str
-    """Drawn unasked for experiments that show this."""
+    views: tuple[str, ...]
+    """Drawn unasked for experiments that show all of these."""
+    caption: str
 
 
 KINDS = {
-    "curves": Kind(curves, lambda results: results.rounds(), "accuracy"),
-    "drops": Kind(drops, lambda results: results.runs(), "drops"),
-    "costs": Kind(costs, lambda results: results.runs(), "costs"),
-    "time": Kind(time, lambda results: results.runs(), "time"),
-    "rank": Kind(rank, lambda results: results.probe("rank"), "rank"),
-    "sampling": Kind(sampling, lambda results: results.probe("sampling"), "sampling"),
-    "features": Kind(features, lambda results: results.probe("features"), "features"),
+    "curves": Kind(
+        curves,
+        lambda results: results.rounds(),
+        ("accuracy",),
+        "Learning curves: test accuracy by round, mean over the seeds; band: ± std. Black: full-model training.",
+    ),
+    "drops": Kind(
+        drops,
+        lambda results: results.runs(),
+        ("drops",),
+        "Accuracy minus full-model training's of the same seed; line: ± std. Diamonds, where there are: the paper's.",
+    ),
+    "costs": Kind(
+        costs,
+        lambda results: results.runs(),
+        ("costs", "accuracy"),
+        "Final accuracy against what a client pays; grey: the Pareto front. Equal keep ratios are not equal costs.",
+    ),
+    "time": Kind(
+        time,
+        lambda results: results.runs(),
+        ("time",),
+        "Share of each stage in a round of training, and its seconds.",
+    ),
+    "rank": Kind(
+        rank,
+        lambda results: results.probe("rank"),
+        ("rank",),
+        "Principal kernels that are required to approximate each layer (effective rank) over the rounds.",
+    ),
+    "sampling": Kind(
+        sampling,
+        lambda results: results.probe("sampling"),
+        ("sampling",),
+        "Clients that hold each principal kernel in a round, in the mean; kernels by falling singular value.",
+    ),
+    "features": Kind(
+        features,
+        lambda results: results.probe("features"),
+        ("features",),
+        "What principal kernels see: the input, then the features of the kernels by falling singular value.",
+    ),
 }
 
 SHOWS = ["accuracy", "drops", "costs"]
@@ -309,7 +343,7 @@ def pictures(source: Results | pd.DataFrame, kinds: Iterable[str] | None = None)
     """The pictures that the results have something for: of the kinds asked for, or of what the experiment shows."""
     shows = SHOWS if isinstance(source, pd.DataFrame) else source.about.get("shows") or SHOWS
     drawn = {}
-    for kind in kinds or [kind for kind in KINDS if KINDS[kind].view in shows]:
+    for kind in kinds or [kind for kind in KINDS if set(KINDS[kind].views) <= set(shows)]:
         try:
             drawn[kind] = plot(source, kind)
         except Nothing:

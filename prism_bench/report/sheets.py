@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from html import escape as html_escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich import markup
@@ -15,6 +15,9 @@ from rich.table import Table
 from prism_bench.report import tables
 from prism_bench.report.tables import CONTEXT, PAPER_COSTS, TRAINING
 from prism_bench.results import CELL, COSTS
+
+if TYPE_CHECKING:
+    from prism_bench.results import Results
 
 Row = dict[Hashable, Any]
 Columns = dict[str, Callable[[Row], "Cell"]]
@@ -116,10 +119,8 @@ def costs(frame: pd.DataFrame, form: Form) -> Sheet:
     paper = [cost for cost in PAPER_COSTS if f"paper_{cost}" in frame]
     for cost in paper:
         name, _, unit = cost.partition("_")
-        columns[f"{name}, {unit}"] = _number(f"convention_{cost}", 2)
-        columns[f"{name}, {unit}: paper"] = _number(f"paper_{cost}", None)
-        columns[f"{name}, {unit}: difference"] = _number(f"difference_{cost}", 2, sign=True)
-    convention = "In M and G: counted in the paper's convention, then what the paper prints." if paper else ""
+        columns[f"{name}, {unit}\nours | paper | difference"] = _beside_paper(cost)
+    convention = "Ours beside the paper's: counted in its convention." if paper else ""
     return _sheet(frame, form, columns, [PAYS, convention])
 
 
@@ -142,10 +143,9 @@ def wide(frame: pd.DataFrame, form: Form) -> Sheet:
     """A row a method, a column a partition and keep ratio, as papers print it."""
     frame = _with_bold(frame, form.digits)
     labels = [label for label in _labels(frame) if label not in ("partition", "keep")]
-    # All of one partition stand together, whatever the order of the runs.
-    groups = {str(name): keeps.unique() for name, keeps in frame.groupby("partition", sort=False)["keep"]}
-    places = [(partition, str(keep)) for partition, keeps in groups.items() for keep in keeps]
-    names = [", ".join(place) if len(groups) > 1 else place[1] for place in places]
+    places = tables.places(frame)
+    several = frame["partition"].nunique() > 1
+    names = ["\n".join(place) if several else place[1] for place in places]
     shown = _spread("accuracy", "std", "n", form.digits, bold=True)
     found: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
     for row in frame.to_dict("records"):
@@ -156,7 +156,7 @@ def wide(frame: pd.DataFrame, form: Form) -> Sheet:
         key = tuple(str(row[label]) for label in labels)
         found.setdefault(key, {})[row["partition"], row["keep"]] = cell
     rows = [[*map(Cell, key), *(cells.get(place, Cell("")) for place in places)] for key, cells in found.items()]
-    what = "partition and keep ratio" if len(groups) > 1 else "keep ratio"
+    what = "partition and keep ratio" if several else "keep ratio"
     caption = [f"Accuracy in %, mean ± std (seeds), by {what}.", _bold_caption(frame)]
     return Sheet(form.title, [*labels, *names], rows, _join(caption), len(labels))
 
@@ -177,9 +177,20 @@ VIEWS = {
 }
 
 
-def show(frame: pd.DataFrame, title: str, width: int) -> Table:
-    """The table of accuracies and costs, for a terminal of that width."""
-    return text(accuracy(frame, Form(title)), width)
+def view_of(about: Mapping[str, Any]) -> View:
+    """The first table that an experiment is about."""
+    return next(VIEWS[name] for name in (*(about.get("shows") or ()), "accuracy") if name in VIEWS)
+
+
+def title_of(results: Results) -> str:
+    name, description = results.about.get("name") or results.folder.name, results.about.get("description")
+    return f"{name}: {description}" if description else str(name)
+
+
+def show(results: Results, width: int) -> Table:
+    """The table that an experiment is about, for a terminal of that width."""
+    view = view_of(results.about)
+    return text(view.sheet(view.frame(results.runs()), Form(title_of(results))), width)
 
 
 def _sheet(
@@ -257,6 +268,23 @@ def _number(name: str, digits: int | None, *, sign: bool = False) -> Callable[[R
     return cell
 
 
+def _beside_paper(cost: str) -> Callable[[Row], Cell]:
+    """Our count in the paper's convention | what the paper prints | the difference."""
+    ours, theirs = _number(f"convention_{cost}", 2), _number(f"paper_{cost}", None)
+    difference = _number(f"difference_{cost}", 2, sign=True)
+
+    def cell(row: Row) -> Cell:
+        parts = [part(row) for part in (ours, theirs, difference)]
+        if parts[0].value is None and parts[1].value is None:
+            return Cell("")
+        return Cell(
+            " | ".join(part.text or "-" for part in parts),
+            value=parts[1].value if parts[0].value is None else parts[0].value,
+        )
+
+    return cell
+
+
 def _with_share(name: str, share: str, shown: Callable[[float], str]) -> Callable[[Row], Cell]:
     """A quantity with its unit, and what share it is."""
 
@@ -303,12 +331,19 @@ def seconds(value: float) -> str:
 # The same sheet in each format ------------------------------------------------------------------------------------
 
 
+def _folded(column: str, width: int) -> int:
+    """So many characters a label needs at least; longer ones are folded where there is no room."""
+    return max(len(column), min(width, 8))
+
+
 def text(sheet: Sheet, width: int) -> Table:
-    """For a terminal of that width: a narrow one folds labels and stacks numbers, and says what it has no room for."""
-    narrow = width < 120
-    cells = [[_lines(cell, narrow) for cell in row] for row in sheet.rows]
-    count = _fitting(sheet, cells, width)
-    left_out = f" No room for: {', '.join(sheet.columns[count:])}." if count < len(sheet.columns) else ""
+    """For a terminal of that width: a narrow one stacks numbers and folds labels, and says what it has no room for."""
+    cells = [[[_flat(cell)] for cell in row] for row in sheet.rows]
+    narrow = sum(_widths(sheet, cells)) + 2 * len(sheet.columns) + 1 > width
+    if narrow:
+        cells = [[_stacked(cell) for cell in row] for row in sheet.rows]
+    count = _fitting(sheet, _widths(sheet, cells), width) if narrow else len(sheet.columns)
+    left_out = f" No room here for the last {len(sheet.columns) - count} columns." if count < len(sheet.columns) else ""
     shown = Table(
         title=markup.escape(sheet.title) or None,
         title_justify="left",
@@ -317,9 +352,9 @@ def text(sheet: Sheet, width: int) -> Table:
         box=SIMPLE_HEAD,
         padding=0 if narrow else (0, 1, 0, 0),
     )
-    for number, column in enumerate(sheet.columns[:count]):
+    for number, (column, wide) in enumerate(zip(sheet.columns[:count], _widths(sheet, cells), strict=False)):
         if number < sheet.labels:
-            shown.add_column(markup.escape(column), overflow="fold")
+            shown.add_column(markup.escape(column), overflow="fold", min_width=_folded(column, wide))
         else:
             shown.add_column(markup.escape(column), justify="right", no_wrap=True)
     for row, lines in zip(sheet.rows, cells, strict=True):
@@ -328,28 +363,37 @@ def text(sheet: Sheet, width: int) -> Table:
     return shown
 
 
-def _lines(cell: Cell, narrow: bool) -> list[str]:
-    if not narrow:
-        return [f"{cell.text} {cell.more}".rstrip()]
+def _flat(cell: Cell) -> str:
+    return f"{cell.text} {cell.more}".rstrip()
+
+
+def _stacked(cell: Cell) -> list[str]:
+    """Mean, spread and what is in brackets, each on a line of its own."""
     mean, _, spread = cell.text.partition(" ± ") if cell.value is not None else (cell.text, "", "")
     return [line for line in (mean, spread and f"± {spread}", cell.more) if line] or [""]
 
 
-def _fitting(sheet: Sheet, cells: list[list[list[str]]], width: int) -> int:
-    """How many columns a terminal has room for, if labels are folded to a few characters; one number at least."""
+def _widths(sheet: Sheet, cells: list[list[list[str]]]) -> list[int]:
+    return [
+        max(len(line) for said in [column.split("\n"), *(row[number] for row in cells)] for line in said)
+        for number, column in enumerate(sheet.columns)
+    ]
+
+
+def _fitting(sheet: Sheet, widths: list[int], width: int) -> int:
+    """How many columns there is room for with labels folded; one number at least."""
     room = width - 1
-    for number, column in enumerate(sheet.columns):
-        longest = max(len(line) for said in [[column], *(row[number] for row in cells)] for line in said)
-        room -= 1 + (min(longest, 8) if number < sheet.labels else longest)
+    for number, (column, needed) in enumerate(zip(sheet.columns, widths, strict=True)):
+        room -= 1 + (_folded(column, needed) if number < sheet.labels else needed)
         if room < 0 and number > sheet.labels:
             return number
-    return len(sheet.columns)
+    return len(widths)
 
 
 def markdown(sheet: Sheet) -> str:
     """A pipe table, as GitHub and others render it."""
     rows = [
-        [_markdown(name) for name in sheet.columns],
+        [_markdown(_header(name)) for name in sheet.columns],
         ["---" if number < sheet.labels else "--:" for number in range(len(sheet.columns))],
         *([_set(cell, _markdown, "**{}**") for cell in row] for row in sheet.rows),
     ]
@@ -374,7 +418,7 @@ def latex(sheet: Sheet) -> str:
             f"  \\caption{{{_latex_text(_join([sheet.title + '.' if sheet.title else '', sheet.caption]))}}}",
             f"  \\begin{{tabular}}{{{align}}}",
             "    \\toprule",
-            f"    {' & '.join(map(_latex_text, sheet.columns))} \\\\",
+            f"    {' & '.join(_latex_text(_header(name)) for name in sheet.columns)} \\\\",
             "    \\midrule",
             *(f"    {line}" for line in lines),
             "    \\bottomrule",
@@ -388,7 +432,7 @@ def latex(sheet: Sheet) -> str:
 def html(sheet: Sheet) -> str:
     """A table that a script can sort: each number says its value."""
     heads = (
-        f'<th scope="col"{"" if number < sheet.labels else " class=number"}>{html_escape(name)}</th>'
+        f'<th scope="col"{"" if number < sheet.labels else " class=number"}>{html_escape(_header(name))}</th>'
         for number, name in enumerate(sheet.columns)
     )
     rows = "".join(
@@ -440,6 +484,10 @@ def _latex_text(said: str) -> str:
 
 def _latex_number(said: str) -> str:
     return _latex_text(said).replace("-", "$-$")
+
+
+def _header(name: str) -> str:
+    return name.replace("\n", ": ")
 
 
 def _one_line(said: str) -> str:

@@ -130,16 +130,21 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
 def wide(frame: pd.DataFrame) -> pd.DataFrame:
     """The table as papers print it: a row a method; accuracy, std and n in columns by partition and keep ratio."""
     cells = table(frame)
-    rows: dict[tuple[str, ...], dict[str, object]] = {}
     labels = ["data", "model", "algorithm", "variant", "settings"]
-    for row in cells.to_dict("records"):
-        column = f"{row['partition']}, {row['keep']}"
-        key = tuple(str(row[label]) for label in labels)
-        rows.setdefault(key, dict(zip(labels, key, strict=True))).update(
-            {column: row["accuracy"], f"{column}, std": row["std"], f"{column}, n": row["n"]}
-        )
-    pivoted: pd.DataFrame = pd.DataFrame(list(rows.values()))
+    pivoted: pd.DataFrame = cells[labels].drop_duplicates(ignore_index=True)
+    for partition, keep in places(cells):
+        here = cells[(cells["partition"] == partition) & (cells["keep"] == keep)].astype({"n": "Int64"})
+        name = f"{partition}, {keep}"
+        names = {"accuracy": name, "std": f"{name}, std", "n": f"{name}, n"}
+        pivoted = pivoted.merge(here[[*labels, *names]].rename(columns=names), how="left", on=labels)
     return pivoted
+
+
+def places(cells: pd.DataFrame) -> list[tuple[str, str]]:
+    """The partitions and keep ratios that there are, all of one partition together, in the order of the runs."""
+    found = list(dict.fromkeys(zip(cells["partition"], cells["keep"], strict=True)))
+    partitions = list(dict.fromkeys(cells["partition"]))
+    return sorted(found, key=lambda place: partitions.index(place[0]))
 
 
 def runs_of(frame: pd.DataFrame) -> pd.DataFrame:
