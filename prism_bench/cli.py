@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from prism_bench import __version__, cli_data, cli_report
 from prism_bench.callbacks import Callback
+from prism_bench.cli_check import check
 from prism_bench.cli_costs import costs
 from prism_bench.errors import BadInput
 
@@ -217,6 +218,7 @@ def _first_line(plugin: Any) -> str:
 
 
 app.command()(costs)
+app.command()(check)
 app.command()(cli_report.table)
 app.command()(cli_report.plot)
 app.command()(cli_report.report)
