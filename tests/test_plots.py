@@ -74,9 +74,9 @@ def test_costs_have_four_panels_and_the_front():
     for axes in figure.axes:
         assert axes.get_xscale() == "log"
         assert sum(line.get_marker() in "os^" for line in axes.lines) >= 5, "a point a cell"
-    # All cost the same parameters: the most accurate alone is on the front.
-    assert parameters.lines[0].get_xydata().tolist() == [[10, 90]]
-    assert macs.lines[0].get_xydata().tolist() == [[20, 90]]
+    # Those that cut are equally accurate: the cheapest of them is on the front, and full-model training.
+    assert parameters.lines[0].get_xydata().tolist() == [[10, 80.5], [100, 90]]
+    assert macs.lines[0].get_xydata().tolist() == [[20, 80.5], [100, 90]]
     assert labels(figure) == ["fedavg", "prism", "orthdrop", "keep 1", "keep 0.2", "keep 0.4", "Pareto front"]
 
 
@@ -129,6 +129,8 @@ def test_a_method_has_the_same_colour_wherever_it_is_drawn():
 def test_what_there_is_nothing_for():
     with pytest.raises(BadInput, match="drops: no run has full-model training"):
         plot(rounds_of(("prism", "0.2", 0, [50])), "drops")
+    with pytest.raises(BadInput, match="costs: all cells cost the same"):
+        plot(rounds_of(("prism", "0.2", 0, [50])), "costs")
     with pytest.raises(BadInput, match="rank: the results have nothing of the kind"):
         plot(pd.DataFrame(), "rank")
     with pytest.raises(BadInput, match=r"pie: there is no such picture. One of: curves"):

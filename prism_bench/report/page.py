@@ -151,7 +151,7 @@ def _background(results: Results) -> str:
 
 def _name(results: Results) -> str:
     name, size = str(results.about.get("name") or results.folder.name), results.about.get("size")
-    return f"{name} ({size})" if size else name
+    return f"{name} ({size})" if size and not name.endswith(f"-{size}") else name
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:

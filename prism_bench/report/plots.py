@@ -78,6 +78,8 @@ def curves(rounds: pd.DataFrame) -> Figure:
 def costs(frame: pd.DataFrame) -> Figure:
     """Accuracy against what a client pays, with the Pareto front: equal keep ratios are not equal costs."""
     cells = _prepared(table(frame))
+    if all(cells[f"{cost}_%"].nunique() < 2 for cost in COSTS):
+        raise Nothing("costs: all cells cost the same, so there is nothing to set their accuracy against.")
     contexts, keeps = _contexts(cells), list(dict.fromkeys(cells["keep"]))
     looks, markers = _looks(cells), _cycle(keeps, MARKERS)
     figure, axes = _grid(4 * len(contexts), columns=2 if len(contexts) == 1 else 4)

@@ -25,9 +25,10 @@ Columns = dict[str, Callable[[Row], "Cell"]]
 COST_NAMES = dict(zip(COSTS, ("params", "MACs", "memory", "bytes"), strict=True))
 
 ACCURACY = (
-    "Accuracy in %, mean ± std (seeds), of the model that the method deploys; drop: minus full-model training under "
-    "equal seeds; full: its whole server model; trained: only the part that clients train."
+    "Accuracy in %, mean ± std (seeds), of the model that the method deploys; full: its whole server model; "
+    "trained: only the part that clients train."
 )
+DROP = "Drop: minus full-model training under equal seeds."
 PAIRED = "In points of accuracy, under equal seeds: mean ± std (pairs)."
 PAYS = (
     "Costs of one client in one round, and in % of full-model training: parameters, MACs of one sample's forward pass, "
@@ -76,7 +77,8 @@ def accuracy(frame: pd.DataFrame, form: Form) -> Sheet:
     """Accuracy and costs of each cell; with the paper's values, those in place of the costs."""
     frame = _with_bold(frame, form.digits)
     columns: Columns = {"accuracy": _spread("accuracy", "std", "n", form.digits, bold=True)}
-    if frame["drop"].notna().any():
+    dropped = bool(frame["drop"].notna().any())
+    if dropped:
         columns["drop"] = _number("drop", form.digits, sign=True)
     columns["full"] = _number("accuracy_full", form.digits)
     columns["trained"] = _number("accuracy_trained", form.digits)
@@ -86,7 +88,8 @@ def accuracy(frame: pd.DataFrame, form: Form) -> Sheet:
         columns["difference"] = _number("paper_difference", form.digits, sign=True)
     else:
         columns |= _cost_columns()
-    return _sheet(frame, form, columns, [ACCURACY, _paper_caption(frame) if paper else PAYS, _bold_caption(frame)])
+    beside = _paper_caption(frame) if paper else PAYS
+    return _sheet(frame, form, columns, [ACCURACY, DROP if dropped else "", beside, _bold_caption(frame)])
 
 
 def drops(frame: pd.DataFrame, form: Form) -> Sheet:
