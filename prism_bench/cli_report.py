@@ -238,6 +238,8 @@ def _view(
     form = sheets.Form(sheets.title_of(results), paper, digits)
     if against is not None:
         frame = tables.differences(runs, None if against == "full" else against)
+        if frame.empty:
+            raise BadInput(f"--against {against}: the results have no other method to compare with it.")
         return frame, sheets.differences(frame, form)
     if wide:
         return tables.wide(runs), sheets.wide(tables.table(runs), form)

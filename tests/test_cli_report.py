@@ -10,7 +10,10 @@ import pandas as pd
 import pytest
 from frames import rounds_of, write_results
 
+from prism_bench import cli_report
 from prism_bench.report import table
+from prism_bench.report.plots import KINDS
+from prism_bench.report.sheets import VIEWS
 
 ROUNDS = rounds_of(
     ("fedavg", "1", 0, [70, 92]), ("fedavg", "1", 1, [70, 90]),
@@ -145,6 +148,13 @@ def test_bad_input_is_one_clear_error(small, here, arguments, message):
     assert sorted(file.name for file in small.iterdir()) == ["experiment.json", "rounds.csv"]
 
 
+def test_nothing_to_compare_with(tmp_path, here):
+    write_results(tmp_path / "results" / "small", ROUNDS[ROUNDS["algorithm"] == "prism"])
+    code, _, printed = here("table", "small", "--against", "prism")
+    assert code == 2
+    assert "--against prism: the results have no other method to compare with it." in printed
+
+
 def test_damaged_rounds_are_named(small, here):
     (small / "rounds.csv").write_text("")
     code, _, printed = here("table", "small")
@@ -159,6 +169,11 @@ def test_plot_writes_what_the_experiment_is_about(small, here, tmp_path):
     code, printed, _ = here("plot", "small", "--show", "time", "--show", "drops", "--format", "svg", "--to", "figures")
     assert code == 0
     assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == ["drops.svg", "time.svg"]
+
+
+def test_every_view_and_picture_can_be_asked_for():
+    assert [kind.value for kind in cli_report.PictureOf] == list(KINDS)
+    assert [view.value for view in cli_report.TableOf] == list(VIEWS)
 
 
 def test_none_of_it_waits_for_torch(small, tmp_path):

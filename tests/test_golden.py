@@ -104,6 +104,12 @@ def test_ties_at_the_digits_shown_are_all_bold():
     assert bold(sheets.drops(frame, sheets.Form())) == [["90.0 (1)"], ["90.0 (1)"], [], []]
 
 
+def test_ties_go_by_the_digits_that_are_printed():
+    """8.345 is a little more in binary and prints as 8.35, where rounding by a multiplication would give 8.34."""
+    frame = tables.table(rounds_of(("prism", "0.2", 0, [8.345]), ("orthdrop", "0.2", 0, [8.35])))
+    assert bold(sheets.accuracy(frame, sheets.Form(digits=2))) == [["8.35 (1)"], ["8.35 (1)"]]
+
+
 def test_nothing_is_bold_where_nothing_competes():
     frame = tables.table(rounds_of(("fedavg", "1", 0, [92]), ("prism", "0.2", 0, [90]), ("prism", "0.4", 0, [91])))
     sheet = sheets.accuracy(frame, sheets.Form())

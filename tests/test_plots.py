@@ -58,6 +58,20 @@ def test_drops_have_a_bar_a_method_and_keep_ratio():
     assert labels(figure) == ["prism", "orthdrop"]
 
 
+def test_drops_stand_by_what_differs():
+    epochs = [
+        ROUNDS.assign(settings=f"training.rounds={60 // n} training.epochs={n}", run=ROUNDS["run"] + str(n))
+        for n in (1, 2)
+    ]
+    one = pd.concat(frame[frame["keep"] != "0.4"] for frame in epochs)
+    [axes] = plot(one, "drops").axes
+    assert axes.get_xlabel() == "settings"
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == [
+        "training.rounds=60\ntraining.epochs=1", "training.rounds=30\ntraining.epochs=2",
+    ]  # fmt: skip
+    assert plot(pd.concat(epochs), "drops").axes[0].get_xlabel() == "keep ratio, settings"
+
+
 def test_drops_show_the_papers_where_there_are_any():
     runs = summarise(ROUNDS).assign(paper_drop=-3.0)
     figure = plot(runs, "drops")

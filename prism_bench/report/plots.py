@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def curves(rounds: pd.DataFrame) -> Figure:
         raise Nothing("curves: no round was evaluated.")
     contexts, keeps = _contexts(rounds), _keeps(rounds)
     panels = [(context, keep) for keep in keeps for context in contexts]
-    columns = len(contexts) if len(contexts) > 1 else 2 if len(keeps) == 4 else min(3, len(keeps))
+    columns = len(contexts) if 1 < len(contexts) <= 4 else 2 if len(panels) == 4 else min(3, len(panels))
     figure, axes = _grid(len(panels), columns, sharey=True)
     looks = _looks(rounds)
     for (context, keep), panel in zip(panels, axes, strict=True):
@@ -131,7 +132,8 @@ def drops(frame: pd.DataFrame) -> Figure:
     if cells.empty:
         raise Nothing("drops: no run has full-model training (an algorithm that cuts nothing) of the same seed.")
     panels = _contexts(cells, ["data", "model", "partition"])
-    cells["group"] = (cells["keep"] + " " + cells["settings"]).str.strip()
+    beside = [label for label in ("keep", "settings") if cells[label].nunique() > 1] or ["keep"]
+    cells = cells.assign(group=[textwrap.fill(" ".join(row), 18) for row in cells[beside].itertuples(index=False)])
     groups, names = list(dict.fromkeys(cells["group"])), list(dict.fromkeys(cells["method"]))
     width = 0.8 / len(names)
     wide = 1.0 + 0.06 * len(groups) * len(names) if len(panels) == 1 else 1.2
@@ -151,7 +153,7 @@ def drops(frame: pd.DataFrame) -> Figure:
                 )
         panel.axhline(0, color="#333333", linewidth=0.8)
         panel.set_xticks(range(len(groups)), groups)
-        panel.set_xlabel("keep ratio" if cells["settings"].nunique() == 1 else "keep ratio, settings")
+        panel.set_xlabel(", ".join(beside).replace("keep", "keep ratio"))
         panel.set_ylabel("accuracy minus full model's, points")
         _title(panel, context)
         panel.grid(visible=False, axis="x")
@@ -201,7 +203,7 @@ def sampling(probe: pd.DataFrame) -> Figure:
     """How many clients hold each principal kernel in a round, in the mean: large singular values first."""
     probe = _probed(probe, "sampling")
     sizes = probe.groupby("layer", sort=False)["kernel"].max() + 1
-    probe["kernels"] = probe["layer"].map(sizes)
+    probe = probe.assign(kernels=probe["layer"].map(sizes))
     return _by_layer(probe, "kernel", "clients", "principal kernel, by falling σ", "clients a round")
 
 
@@ -215,13 +217,9 @@ def _by_layer(probe: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str) -> 
     from matplotlib import colormaps
 
     cells = _contexts(probe, CELL)
-    sizes = sorted(probe["kernels"].unique())
-    panels = [(cell, size) for cell in cells for size in sizes]
-    columns = min(len(sizes), 2) if len(cells) == 1 else len(sizes)
-    figure, axes = _grid(len(panels), columns=columns, wide=1.25)
-    for (cell, size), panel in zip(panels, axes, strict=True):
-        here = _in(probe, cells[cell])
-        here = here[here["kernels"] == size]
+    panels = {(cell, size): rows for cell in cells for size, rows in _in(probe, cells[cell]).groupby("kernels")}
+    figure, axes = _grid(len(panels), columns=min(len(panels), 2), wide=1.25)
+    for ((cell, size), here), panel in zip(panels.items(), axes, strict=True):
         layers = list(dict.fromkeys(here["layer"]))
         for number, layer in enumerate(layers):
             # Each seed first, so that the band is over seeds.
@@ -460,7 +458,7 @@ def _grid(
 
 
 def _title(panel: Axes, context: str, what: str = "") -> None:
-    panel.set_title(", ".join(part for part in (context, what) if part), fontsize=10)
+    panel.set_title(textwrap.fill(", ".join(part for part in (context, what) if part), 46), fontsize=10)
 
 
 def _key(label: str, **look: Any) -> Any:

@@ -160,7 +160,7 @@ def wide(frame: pd.DataFrame, form: Form) -> Sheet:
         found.setdefault(key, {})[row["partition"], row["keep"]] = cell
     rows = [[*map(Cell, key), *(cells.get(place, Cell("")) for place in places)] for key, cells in found.items()]
     what = "partition and keep ratio" if several else "keep ratio"
-    caption = [f"Accuracy in %, mean ± std (seeds), by {what}.", _bold_caption(frame)]
+    caption = [f"Accuracy in %, mean ± std (seeds), by {what}.", _bold_caption(frame), _everywhere(frame, labels)]
     return Sheet(form.title, [*labels, *names], rows, _join(caption), len(labels))
 
 
@@ -204,7 +204,7 @@ def _sheet(
         [*(Cell(str(row[label])) for label in labels), *(cell(row) for cell in columns.values())]
         for row in frame.to_dict("records")
     ]
-    return Sheet(form.title, [*labels, *columns], rows, _join(caption), len(labels))
+    return Sheet(form.title, [*labels, *columns], rows, _join([*caption, _everywhere(frame, labels)]), len(labels))
 
 
 def _labels(frame: pd.DataFrame) -> list[str]:
@@ -212,9 +212,17 @@ def _labels(frame: pd.DataFrame) -> list[str]:
     return [label for label in CELL if label == "algorithm" or (label in frame and frame[label].nunique() > 1)]
 
 
+def _everywhere(frame: pd.DataFrame, labels: Iterable[str]) -> str:
+    """What the table leaves out because it is the same in every row."""
+    same = [label for label in CELL if label in frame and label not in labels and frame[label].nunique() == 1]
+    values = [(label, str(frame[label].iloc[0])) for label in same]
+    said = ", ".join(f"keep ratio {value}" if label == "keep" else value for label, value in values if value)
+    return f"In all rows: {said}." if said else ""
+
+
 def _with_bold(frame: pd.DataFrame, digits: int) -> pd.DataFrame:
     """Say which rows are to be bold: the highest accuracy of each contest, and what equals it in the digits shown."""
-    shown = frame["accuracy"].round(digits).where(frame["cuts"])
+    shown = frame["accuracy"].map(lambda value: float(f"{value:.{digits}f}")).where(frame["cuts"])
     contests = shown.groupby([frame[label] for label in (*CONTEXT, "keep")])
     marked: pd.DataFrame = frame.assign(bold=(shown == contests.transform("max")) & (contests.transform("count") > 1))
     return marked
