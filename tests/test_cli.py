@@ -40,7 +40,7 @@ def test_a_users_own_file(file):
     arguments = ["run", "mine.yaml", "--set", "algorithm.kappa=4", "--out", "here", "--device", "cpu", "--seeds", "3"]
     done = call(*arguments, cwd=file)
     assert done.returncode == 0, done.stderr
-    expected = ["costs.png", "curves.png", "experiment.json", "rounds.csv", "runs", "table.csv"]
+    expected = ["curves.png", "experiment.json", "rounds.csv", "runs", "table.csv"]
     assert left_behind(file / "here") == expected
     rounds, result = (pd.read_csv(file / "here" / name) for name in ("rounds.csv", "table.csv"))
     assert len(rounds) == 3 * 2
