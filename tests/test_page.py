@@ -78,6 +78,12 @@ def test_what_can_not_be_read_or_is_not_there_yet_is_said(tmp_path):
     assert text.count("<h2>") == 3
 
 
+def test_no_drops_without_full_model_training(tmp_path):
+    text = page([Results.open(write_results(tmp_path / "one", ROUNDS[ROUNDS["cuts"]]))])
+    assert "<h3>Accuracy</h3>" in text
+    assert "Drop against" not in text
+
+
 def test_from_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_results(tmp_path / "results" / "small", ROUNDS, shows=["costs"])

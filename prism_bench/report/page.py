@@ -123,8 +123,8 @@ def _shown(results: Results) -> str:
     parts, shows = [], results.about.get("shows") or plots.SHOWS
     for view in shows:
         content = ""
-        if view in sheets.VIEWS:
-            frame = sheets.VIEWS[view].frame(runs)
+        frame = sheets.VIEWS[view].frame(runs) if view in sheets.VIEWS else None
+        if frame is not None and not (view == "drops" and frame["drop"].isna().all()):
             sheet = sheets.VIEWS[view].sheet(frame, sheets.Form(HEADINGS[view], paper=True))
             content += _table(sheet)
         content += "".join(_figure(pictures[kind], kind) for kind in pictures if plots.KINDS[kind].views[0] == view)
