@@ -89,7 +89,6 @@ class Experiment:
         for key in tree:
             if key not in TOP_LEVEL:
                 raise BadInput(f"{key}: there is no such setting. {nearest(str(key), TOP_LEVEL)}")
-        about = validate(About, {key: tree.pop(key) for key in About.model_fields if key in tree})
         size, scaled = _size(size, tree.pop("scaled", None))
         given = tree.pop("grid", None) or {}
         if not isinstance(given, Mapping):
@@ -99,6 +98,7 @@ class Experiment:
             _override(tree, grid, f"grid.{key}", value)
         for key, value in {**(scaled.set if scaled else {}), **overrides}.items():
             _override(tree, grid, key, value)
+        about = validate(About, {key: tree.pop(key) for key in About.model_fields if key in tree})
         name = tree.pop("name", None) or re.sub(r"[^\w.-]+", "-", Path(origin).stem).lstrip(".")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
             raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {name!r}).")
