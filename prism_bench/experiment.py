@@ -72,7 +72,11 @@ class Experiment:
         """From an experiment's name, a YAML file or a mapping; ``overrides`` are dotted keys, as in ``--set``.
 
         An experiment with a ``scaled`` section has two sizes. Its own settings are the paper's; scaled is the default.
+        The name of its results says the size too: ``rank-paper``.
         """
+        if size is None and isinstance(source, str):
+            base, _, suffix = source.rpartition("-")
+            source, size = (base, suffix) if suffix in get_args(Size) and base in known() else (source, None)
         origin, tree = _read(source)
         with blaming(origin):
             return cls._from_tree(tree, origin, overrides or {}, seeds, size)

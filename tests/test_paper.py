@@ -30,6 +30,7 @@ def test_both_sizes_are_valid_and_the_smaller_says_what_was_scaled(name):
     large, small = (Experiment.load(name, size=size) for size in ("paper", "scaled"))
     assert (large.name, small.name) == (f"{name}-paper", f"{name}-scaled")
     assert Experiment.load(name).name == small.name, "the size for a small machine is the default"
+    assert Experiment.load(large.name).name == large.name
     assert large.note == ""
     assert len(small.note) > 40
     assert large.about.reference
