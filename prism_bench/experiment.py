@@ -72,7 +72,11 @@ class Experiment:
         """From an experiment's name, a YAML file or a mapping; ``overrides`` are dotted keys, as in ``--set``.
 
         An experiment with a ``scaled`` section has two sizes. Its own settings are the paper's; scaled is the default.
+        The name of its results says the size too: ``rank-paper``.
         """
+        if size is None and isinstance(source, str):
+            base, _, suffix = source.rpartition("-")
+            source, size = (base, suffix) if suffix in get_args(Size) and base in known() else (source, None)
         origin, tree = _read(source)
         with blaming(origin):
             return cls._from_tree(tree, origin, overrides or {}, seeds, size)
@@ -89,7 +93,6 @@ class Experiment:
         for key in tree:
             if key not in TOP_LEVEL:
                 raise BadInput(f"{key}: there is no such setting. {nearest(str(key), TOP_LEVEL)}")
-        about = validate(About, {key: tree.pop(key) for key in About.model_fields if key in tree})
         size, scaled = _size(size, tree.pop("scaled", None))
         given = tree.pop("grid", None) or {}
         if not isinstance(given, Mapping):
@@ -99,6 +102,7 @@ class Experiment:
             _override(tree, grid, f"grid.{key}", value)
         for key, value in {**(scaled.set if scaled else {}), **overrides}.items():
             _override(tree, grid, key, value)
+        about = validate(About, {key: tree.pop(key) for key in About.model_fields if key in tree})
         name = tree.pop("name", None) or re.sub(r"[^\w.-]+", "-", Path(origin).stem).lstrip(".")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
             raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {name!r}).")

@@ -115,7 +115,7 @@ def manifest(experiment: Experiment, folders: Sequence[RunFolder]) -> dict[str, 
         **experiment.about.model_dump(mode="json", exclude={"values"}),
         "size": experiment.size,
         "note": experiment.note,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "settings": _common([run.as_dict() for run in experiment.runs]),
         "runs": [
             {
@@ -128,6 +128,12 @@ def manifest(experiment: Experiment, folders: Sequence[RunFolder]) -> dict[str, 
         ],
         "environments": [],
     }
+
+
+def _command() -> str:
+    """What was typed; nothing where a script of the user's runs the experiment."""
+    typed = Path(sys.argv[0]).stem in ("prism-bench", "__main__")
+    return shlex.join(["prism-bench", *sys.argv[1:]]) if typed else ""
 
 
 def _beside(run: Run, about: About) -> dict[str, Any]:

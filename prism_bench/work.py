@@ -139,7 +139,8 @@ def _do(
                 folder.checkpoint(record["round"], {"algorithm": federation.algorithm.checkpoint()})
             tell("round_done", number, {key: value for key, value in record.items() if key != "probes"})
     rounds = pd.DataFrame(records).drop(columns="probes", errors="ignore").assign(run=run.identity)
-    folder.finish(summarise(rounds).drop(columns="run").iloc[0].to_dict() | federation.costs())
+    [summary] = summarise(rounds).drop(columns="run").to_dict("records")
+    folder.finish({str(key): value for key, value in summary.items()} | federation.costs())
 
 
 def one_by_one(

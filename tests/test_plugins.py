@@ -9,7 +9,8 @@ import pytest
 
 from prism_bench import registry
 from prism_bench.errors import BadInput
-from prism_bench.experiment import Experiment, carry_out
+from prism_bench.experiment import Experiment
+from prism_bench.runner import carry_out
 from prism_bench.testing import CHECKS
 
 INSTALLED = "rollingdrop" in registry.find("algorithms")

@@ -1,0 +1,152 @@
+"""Every result of the paper is an experiment, in two sizes, with the paper's values beside it."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from prism_bench import paper
+from prism_bench.config import Training
+from prism_bench.errors import BadInput
+from prism_bench.experiment import Experiment, known
+from prism_bench.results import Results
+from prism_bench.runner import _beside, carry_out, manifest
+from prism_bench.store import RunFolder
+
+RESULTS = {
+    "homogeneous_resnet18", "homogeneous_cnn", "homogeneous_lstm", "homogeneous_deit", "heterogeneous",
+    "sampling_ablation", "local_epochs", "active_clients", "vgg11_centralised", "cost_table", "time_breakdown",
+    "sampling_profile", "rank", "orthogonal_features",
+}  # fmt: skip
+FEDERATED = RESULTS - {"cost_table", "vgg11_centralised", "time_breakdown", "orthogonal_features"}
+
+
+def test_every_result_has_a_file():
+    assert set(known()) >= RESULTS
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS - {"cost_table"}))
+def test_both_sizes_are_valid_and_the_smaller_says_what_was_scaled(name):
+    large, small = (Experiment.load(name, size=size) for size in ("paper", "scaled"))
+    assert (large.name, small.name) == (f"{name}-paper", f"{name}-scaled")
+    assert Experiment.load(name).name == small.name, "the size for a small machine is the default"
+    assert Experiment.load(large.name).name == large.name
+    assert large.note == ""
+    assert len(small.note) > 40
+    assert large.about.reference
+    assert not {run.identity for run in large.runs} & {run.identity for run in small.runs}
+
+
+@pytest.mark.parametrize("name", sorted(FEDERATED))
+def test_the_papers_setting(name):
+    """Appendix A of the paper."""
+    runs = Experiment.load(name, size="paper").runs
+    rounds = {"homogeneous_cnn": 100, "homogeneous_lstm": 300, "homogeneous_deit": 400}.get(name, 1000)
+    lr = 0.01 if name == "homogeneous_cnn" else 0.1
+    for run in runs:
+        assert run.partition.settings.clients == 100
+        if name == "local_epochs":
+            assert run.training.rounds * run.training.epochs == 2000
+        else:
+            assert (run.training.rounds, run.training.epochs) == (rounds, 2)
+        assert run.training.active == 20 or name == "active_clients"
+        assert run.training == Training(
+            rounds=run.training.rounds, epochs=run.training.epochs, active=run.training.active,
+            batch=32, lr=lr, schedule="cosine", momentum=0.9, decay=2e-4,
+        )  # fmt: skip
+
+
+def values(name, size="paper", **wanted):
+    """The paper's columns of the runs with these labels."""
+    experiment = Experiment.load(name, size=size, seeds=1)
+    found = [
+        _beside(run, experiment.about)
+        for run in experiment.runs
+        if all(experiment.labels(run)[key] == value for key, value in wanted.items())
+    ]
+    assert len(found) == 1, wanted
+    return found[0]
+
+
+@pytest.mark.parametrize("size", ["paper", "scaled"])
+def test_values_by_hand(size):
+    hetero = values("heterogeneous", size, algorithm="orthdrop", partition="dirichlet alpha=0.1")
+    assert hetero == {"paper_accuracy": 78.37, "paper_std": 0.99, "paper_source": "tab:hetero"}
+    assert "paper_std" not in values("heterogeneous", size, algorithm="fedavg", partition="iid")
+    assert values("heterogeneous", size, algorithm="splitmix", partition="iid") == {}
+    softmax = values("sampling_ablation", size, variant="sampling=softmax", partition="dirichlet alpha=1.0")
+    assert softmax["paper_accuracy"] == 83.19
+    assert values("homogeneous_deit", size, algorithm="prism", keep="0.6", partition="iid")["paper_accuracy"] == 91.36
+    assert values("homogeneous_cnn", size, algorithm="prism", keep="0.2")["paper_drop"] == -1
+    assert values("time_breakdown", size)["paper_seconds_train"] == 36.82
+    assert values("homogeneous_resnet18", size, algorithm="prism", keep="0.4", partition="iid") == {}
+
+
+def test_every_row_of_the_papers_values_belongs_to_a_run():
+    for name in RESULTS - {"cost_table"}:
+        experiment = Experiment.load(name, size="paper", seeds=1)
+        if experiment.about.values is None:
+            continue
+        found = {tuple(sorted(_beside(run, experiment.about).items())) for run in experiment.runs} - {()}
+        assert len(found) == len(paper.values(experiment.about.values)), name
+
+
+def test_values_that_are_not_there():
+    with pytest.raises(BadInput, match=r"the paper has none called 'hetero'\. Did you mean 'heterogeneous'"):
+        Experiment.load("quickstart", {"values": "hetero"})
+
+
+def test_the_cost_table_shows_ours_and_the_papers(tmp_path):
+    """Full size, nothing trained: the convention gives what the paper prints."""
+    overrides = {"algorithm": ["fedavg", "prism"], "capacity.keep": 0.2}
+    carry_out(Experiment.load("cost_table", overrides), tmp_path)
+    runs = Results.open(tmp_path).runs().set_index("algorithm")
+    assert runs.loc["prism", "paper_params_M"] == 0.5
+    assert runs.loc["prism", "convention_params_M"] == pytest.approx(0.50, abs=0.005)
+    assert runs.loc["fedavg", "parameters"] == pytest.approx(11.174e6, rel=1e-3)
+    assert runs.loc["prism", "parameters"] == pytest.approx(0.514e6, rel=1e-3)
+
+
+def test_probes(tmp_path):
+    """Rank, sampling and features as frames, also when only the CSVs are left."""
+    tree = {
+        "data": "digits",
+        "partition": {"name": "iid", "clients": 4},
+        "model": {"name": "smallcnn", "width": 5},
+        "capacity": {"keep": 0.4},
+        "training": {"rounds": 2, "active": 3, "epochs": 1},
+        "evaluation": {"probes": ["rank", "sampling", "features"]},
+        "grid": {"algorithm": ["fedavg", "prism", "splitmix"]},
+    }
+    carry_out(Experiment.load(tree), tmp_path)
+    results = Results.open(tmp_path)
+    rank = results.probe("rank")
+    assert set(rank["algorithm"]) == {"fedavg", "prism"}, "an ensemble is no single network"
+    assert set(rank["layer"]) == {"convs.1", "convs.2"}
+    assert ((rank["value"] >= 1) & (rank["value"] <= rank["kernels"] + 1e-6)).all()
+    sampling = results.probe("sampling")
+    assert set(sampling["algorithm"]) == {"prism"}
+    held = sampling.groupby(["round", "layer"])["clients"].sum()
+    assert (held == 3 * 4).all(), "three clients with ceil(0.4 · 10) kernels each"
+    features = results.probe("features")
+    assert set(features["round"]) == {2}
+    assert set(features["kernel"]) == {-1, 0, 1, 2, 3, 4}
+    assert features["value"].between(0, 255).all()
+    for path in (tmp_path / "runs").iterdir():
+        path.rename(tmp_path / path.name)
+    (tmp_path / "runs").rmdir()
+    again = Results.open(tmp_path)
+    pd.testing.assert_frame_equal(again.probe("rank"), rank, check_dtype=False)
+    pd.testing.assert_frame_equal(again.probe("features"), features, check_dtype=False)
+    assert again.runs()["accuracy"].tolist() == results.rounds().groupby("run", sort=False)["accuracy"].last().tolist()
+
+
+def test_the_manifest_says_what_the_runs_share(tmp_path):
+    experiment = Experiment.load("heterogeneous", seeds=2)
+    about = manifest(experiment, [RunFolder(tmp_path / str(number)) for number in range(len(experiment.runs))])
+    assert about["settings"]["model"] == {"name": "resnet18", "width": 16, "blocks": [1, 1, 1]}
+    assert "seed" not in about["settings"]
+    assert "name" not in about["settings"]["partition"]
+    assert about["settings"]["partition"]["clients"] == 50
+    assert about["size"] == "scaled"
+    assert len(about["runs"]) == 5 * 3 * 2
