@@ -7,6 +7,7 @@ of the experiment's results.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +47,14 @@ class Callbacks:
     """Several as one."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
-        self.callbacks = tuple(callbacks)
+        self.callbacks = list(callbacks)
 
     def tell(self, event: str, *arguments: Any) -> None:
-        """Call each one's method of that name."""
-        for callback in self.callbacks:
-            getattr(callback, event)(*arguments)
+        """Call each one's method of that name. One that fails is told no more: hours of training go on without it."""
+        for callback in list(self.callbacks):
+            try:
+                getattr(callback, event)(*arguments)
+            except Exception as error:
+                self.callbacks.remove(callback)
+                name = type(callback).__name__
+                warnings.warn(f"{name} failed and is told no more: {type(error).__name__}: {error}", stacklevel=2)

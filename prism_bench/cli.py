@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import time
@@ -38,6 +39,10 @@ app = typer.Typer(
 )
 app.add_typer(cli_data.app, name="data")
 app.command()(cli_data.partition)
+
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What a disk says when it is full or must not be written to: no fault of the program."""
 
 
 def _console(stderr: bool = False) -> Console:
@@ -384,3 +389,8 @@ def main() -> None:
         for line in str(error).splitlines():
             err_console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        err_console.print(f"[red]error[/red] {error}; finished rounds are kept.", highlight=False, soft_wrap=True)
+        sys.exit(1)

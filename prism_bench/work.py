@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -114,7 +114,7 @@ def attempt(
     except Diverged as problem:
         return End("failed", str(problem))
     except Exception as problem:
-        with (folder.path / LOG).open("a") as log:
+        with suppress(OSError), (folder.path / LOG).open("a") as log:  # the disk may be what failed
             log.write(f"{label}\n{traceback.format_exc()}\n")
         return End("failed", f"{type(problem).__name__}: {problem} ({folder.path / LOG} has the whole of it)")
 
@@ -180,7 +180,8 @@ def side_by_side(
                     if not worker.process.is_alive():
                         workers[place] = worker = _hire(experiment, fresh, jobs)
                     worker.number, patience = queue.next()
-                    worker.pipe.send((worker.number, folders[worker.number], patience))
+                    with suppress(BrokenPipeError):  # it has died just now, which is heard below
+                        worker.pipe.send((worker.number, folders[worker.number], patience))
             working = [worker for worker in workers if worker.number is not None]
             if not working:
                 return

@@ -393,6 +393,18 @@ def test_a_disk_that_is_really_full(tmp_path):
     assert ".checkpoint" not in done.stdout, "no half-written file is left"
 
 
+def test_a_disk_that_fills_up_at_the_very_end(tmp_path, here, monkeypatch):
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY))
+    monkeypatch.setattr("prism_bench.runner.write_csv", full)
+    code, _, printed = here("run", "tiny.json", "--out", "out")
+    assert code == 1
+    assert "No space left on device; finished rounds are kept" in printed
+    monkeypatch.undo()
+    code, _, printed = here("run", "tiny.json", "--out", "out")
+    assert code == 0
+    assert "kept from an earlier start" in printed
+
+
 def test_a_read_only_folder_is_known_before_anything_runs(tmp_path, here, monkeypatch):
     def read_only(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")

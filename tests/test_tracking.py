@@ -87,6 +87,18 @@ def test_a_tracker_that_is_not_installed(tmp_path, here, monkeypatch, name, miss
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
+def test_a_callback_that_fails_harms_nothing(tmp_path):
+    class Bad(Callback):
+        def round_done(self, number, record):
+            raise RuntimeError("no connection")
+
+    experiment = Experiment.load(TINY, {"algorithm": "fedavg"})
+    with pytest.warns(UserWarning, match="Bad failed and is told no more: RuntimeError: no connection"):
+        outcome = carry_out(experiment, tmp_path, callbacks=[Bad()])
+    assert not outcome.failed
+    assert len(outcome.rounds) == 4
+
+
 def test_callbacks_hear_everything_in_order(tmp_path):
     heard = []
 
