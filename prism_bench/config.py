@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import (
@@ -29,6 +29,19 @@ class Settings(BaseModel):
 def identity(settings: Mapping[str, Any]) -> str:
     """A hash that is equal for equal settings, and for those only."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by dotted keys, as ``--set`` takes them.
+
+    >>> dict(flat({"seed": 0, "training": {"lr": 0.1}}))
+    {'seed': 0, 'training.lr': 0.1}
+    """
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 S = TypeVar("S", bound=BaseModel)

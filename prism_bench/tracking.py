@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_bench import registry
 from prism_bench.callbacks import Callback
+from prism_bench.config import flat
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class MLflow(Callback):
             return
         created = self.client.create_run(self.experiment, run_name=label, tags={self.TAG: run.identity})
         self.open[number] = created.info.run_id
-        for key, value in _flat(run.as_dict()):
+        for key, value in flat(run.as_dict()):
             self.client.log_param(self.open[number], key, value)
 
     def round_done(self, number: int, record: Mapping[str, Any]) -> None:
@@ -107,12 +108,3 @@ class MLflow(Callback):
     def end(self) -> None:
         for run in self.open.values():
             self.client.set_terminated(run, "KILLED")
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """A nested mapping by dotted keys."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

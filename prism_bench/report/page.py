@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import prism_bench
+from prism_bench.config import flat
 from prism_bench.errors import BadInput
 from prism_bench.report import plots, sheets, tables
 from prism_bench.report.files import every_folder, write
@@ -140,7 +141,7 @@ def _shown(results: Results) -> str:
 def _background(results: Results) -> str:
     """Settings and environment."""
     parts = []
-    settings = dict(_flat(results.about.get("settings") or {}))
+    settings = dict(flat(results.about.get("settings") or {}))
     if settings:
         parts.append(_details("Settings", _list(settings)))
     environments = results.environments()
@@ -152,15 +153,6 @@ def _background(results: Results) -> str:
 def _name(results: Results) -> str:
     name, size = str(results.about.get("name") or results.folder.name), results.about.get("size")
     return f"{name} ({size})" if size and not name.endswith(f"-{size}") else name
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    """Nested settings as dotted keys, as ``--set`` takes them."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _list(facts: Mapping[str, Any]) -> str:
