@@ -34,7 +34,7 @@ def replace(file: Path, content: bytes | memoryview, durable: bool = False) -> N
 
 
 def write_json(value: Any, file: Path, durable: bool = False) -> None:
-    replace(file, (json.dumps(value, indent=1) + "\n").encode(), durable)
+    replace(file, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(), durable)
 
 
 def write_csv(frame: pd.DataFrame, file: Path) -> None:
