@@ -77,7 +77,7 @@ class Experiment:
         if size is None and isinstance(source, str):
             base, _, suffix = source.rpartition("-")
             source, size = (base, suffix) if suffix in get_args(Size) and base in known() else (source, None)
-        origin, tree = _read(source)
+        origin, tree = read_tree(source)
         with blaming(origin):
             return cls._from_tree(tree, origin, overrides or {}, seeds, size)
 
@@ -209,7 +209,8 @@ def known() -> dict[str, str]:
     return found
 
 
-def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def read_tree(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What errors call it, and the settings that it holds."""
     if isinstance(source, Mapping):
         return "experiment", copy.deepcopy(dict(source))
     if isinstance(source, str) and source in known():

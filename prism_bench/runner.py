@@ -25,7 +25,7 @@ from prism_bench.results import MANIFEST, PROBE_NAMES, Results
 from prism_bench.rounds import Federation, Run, choose_device
 from prism_bench.seeds import stream
 from prism_bench.store import RunFolder
-from prism_bench.work import Shelf, one_by_one, side_by_side
+from prism_bench.work import Drive, Shelf, by_itself, one_by_one, side_by_side
 
 
 @dataclass
@@ -44,11 +44,15 @@ def carry_out(
     fresh: bool = False,
     jobs: int = 1,
     callbacks: Iterable[Callback] = (),
+    drive: Drive = by_itself,
 ) -> Outcome:
-    """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None."""
+    """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None.
+
+    ``drive`` takes a run through its rounds some other way, one run after another.
+    """
     if out is None:
         with TemporaryDirectory(prefix="prism_bench-") as name:
-            return carry_out(experiment, Path(name), jobs=jobs, callbacks=callbacks)
+            return carry_out(experiment, Path(name), jobs=jobs, callbacks=callbacks, drive=drive)
     tell = Callbacks(callbacks).tell
     shelf = Shelf(tell)
     with blaming(experiment.origin):
@@ -62,7 +66,7 @@ def carry_out(
     tell("begin", experiment, shelf.data(first), shelf.partition(first), str(device))
     failed = {}
     ends = (
-        one_by_one(experiment, folders, shelf, tell, fresh)
+        one_by_one(experiment, folders, shelf, tell, fresh, drive)
         if jobs == 1
         else side_by_side(experiment, folders, tell, fresh, jobs)
     )

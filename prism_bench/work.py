@@ -29,6 +29,15 @@ from prism_bench.store import LOG, Busy, RunFolder, environment
 Tell = Callable[..., None]
 """Passes on an event by its name, as `callbacks.Callbacks.tell` does."""
 
+Drive = Callable[[Federation, int, Callable[[dict[str, Any]], None]], None]
+"""Takes a run through its rounds from that one on, and reports each one's record as soon as it is over."""
+
+
+def by_itself(federation: Federation, first: int, report: Callable[[dict[str, Any]], None]) -> None:
+    """The suite's own way: all in this process."""
+    for record in federation.rounds(first):
+        report(record)
+
 
 @dataclass(frozen=True)
 class End:
@@ -96,6 +105,7 @@ def attempt(
     fresh: bool = False,
     wait: bool = False,
     own_process: bool = False,
+    drive: Drive = by_itself,
 ) -> End:
     """Do a run, or what is left of it. Whatever a method does wrong is this run's failure and no other's."""
     run = experiment.runs[number]
@@ -107,7 +117,7 @@ def attempt(
             if not fresh and folder.summary() is not None:
                 return End("kept")
             with _output_to_log(folder) if own_process else nullcontext():
-                _do(number, run, label, experiment, folder, shelf, tell, fresh)
+                _do(number, run, label, experiment, folder, shelf, tell, fresh, drive)
             return End("done")
     except Busy:
         return End("busy")
@@ -120,37 +130,49 @@ def attempt(
 
 
 def _do(
-    number: int, run: Run, label: str, experiment: Experiment, folder: RunFolder, shelf: Shelf, tell: Tell, fresh: bool
+    number: int,
+    run: Run,
+    label: str,
+    experiment: Experiment,
+    folder: RunFolder,
+    shelf: Shelf,
+    tell: Tell,
+    fresh: bool,
+    drive: Drive,
 ) -> None:
     start = time.perf_counter()
     execution = experiment.execution
     federation = Federation(run, shelf.data(run), shelf.partition(run), execution)
+
+    def report(record: dict[str, Any]) -> None:
+        nonlocal start
+        now = time.perf_counter()
+        records.append(record | {"seconds": now - start})
+        start = now
+        folder.append(records[-1])
+        if record["round"] % execution.checkpoint == 0 or record["round"] == run.training.rounds:
+            folder.checkpoint(record["round"], {"algorithm": federation.algorithm.checkpoint()})
+        tell("round_done", number, {key: value for key, value in record.items() if key != "probes"})
+
     with threads(execution, federation.step_macs):
         records, saved = folder.start(run.as_dict(), environment(federation.device), fresh)
         if saved is not None:
             federation.algorithm.restore(saved["algorithm"])
         tell("run_started", number, run, label, len(records))
-        for record in federation.rounds(len(records)):
-            now = time.perf_counter()
-            records.append(record | {"seconds": now - start})
-            start = now
-            folder.append(records[-1])
-            if record["round"] % execution.checkpoint == 0 or record["round"] == run.training.rounds:
-                folder.checkpoint(record["round"], {"algorithm": federation.algorithm.checkpoint()})
-            tell("round_done", number, {key: value for key, value in record.items() if key != "probes"})
+        drive(federation, len(records), report)
     rounds = pd.DataFrame(records).drop(columns="probes", errors="ignore").assign(run=run.identity)
     [summary] = summarise(rounds).drop(columns="run").to_dict("records")
     folder.finish({str(key): value for key, value in summary.items()} | federation.costs())
 
 
 def one_by_one(
-    experiment: Experiment, folders: Sequence[RunFolder], shelf: Shelf, tell: Tell, fresh: bool
+    experiment: Experiment, folders: Sequence[RunFolder], shelf: Shelf, tell: Tell, fresh: bool, drive: Drive
 ) -> Iterator[tuple[int, End]]:
     """Do all runs in this process; yields how each ended."""
     queue = Queue(len(folders))
     while queue:
         number, wait = queue.next()
-        end = attempt(number, experiment, folders[number], shelf, tell, fresh, wait)
+        end = attempt(number, experiment, folders[number], shelf, tell, fresh, wait, drive=drive)
         if end.how == "busy":
             queue.postpone(number)
         else:
