@@ -20,6 +20,7 @@ from prism_bench import __version__, cli_data, cli_report
 from prism_bench.callbacks import Callback
 from prism_bench.cli_check import check
 from prism_bench.cli_costs import costs
+from prism_bench.cli_fedml import fedml
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from prism_bench.experiment import Experiment
     from prism_bench.partition import Partition
     from prism_bench.rounds import Run
+    from prism_bench.runner import Outcome
 
 # torch and what needs it are imported inside the commands: --help answers at once.
 app = typer.Typer(
@@ -103,10 +105,7 @@ def run(
       prism-bench run homogeneous_cnn --jobs 2 --track tensorboard
       prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
     """
-    from prism_bench import report
     from prism_bench.experiment import Experiment
-    from prism_bench.files import write_csv
-    from prism_bench.results import Results
     from prism_bench.runner import carry_out
     from prism_bench.tracking import trackers
 
@@ -127,6 +126,15 @@ def run(
                 soft_wrap=True,
             )
             raise typer.Exit(143 if "SIGTERM" in stop.args else 130) from None
+    raise typer.Exit(present(folder, outcome))
+
+
+def present(folder: Path, outcome: Outcome) -> int:
+    """Show the table of what was carried out, write it and its pictures; the exit code."""
+    from prism_bench import report
+    from prism_bench.files import write_csv
+    from prism_bench.results import Results
+
     if not outcome.rounds.empty:
         results = Results.open(folder)
         frame = report.table(results.runs())
@@ -138,8 +146,7 @@ def run(
             out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
     for label, error in outcome.failed.items():
         err_console.print(f"[red]failed[/red] {escape(f'{label}: {error}')}", soft_wrap=True)
-    if outcome.failed:
-        raise typer.Exit(1)
+    return 1 if outcome.failed else 0
 
 
 @app.command("list")
@@ -227,6 +234,7 @@ app.command()(check)
 app.command()(cli_report.table)
 app.command()(cli_report.plot)
 app.command()(cli_report.report)
+app.command()(fedml)
 
 
 def _version(wanted: bool) -> None:
@@ -377,12 +385,20 @@ def _terminated(*_: object) -> None:
     raise KeyboardInterrupt("SIGTERM")
 
 
+def _check_typer() -> None:
+    """fedml asks for a typer that can't read this file's options, and never uses it."""
+    major, minor, *_ = (int(part) for part in typer.__version__.split(".") if part.isdigit())
+    if (major, minor) < (0, 12):
+        raise BadInput(f"typer {typer.__version__} is installed, and prism-bench needs 0.12: pip install -U typer.")
+
+
 def main() -> None:
     """The entry point: bad input is one clear message and exit code 2."""
     # What a cluster or a supervisor sends ends a run as cleanly as Ctrl-C does.
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminated)
     try:
+        _check_typer()
         app()
     except BadInput as error:
         err_console.print("[red]error[/red]")

@@ -1,0 +1,1 @@
+"""The suite's algorithms inside other frameworks."""
