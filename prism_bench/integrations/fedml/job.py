@@ -11,6 +11,7 @@ from typing import Any
 
 from prism_bench.callbacks import Callback
 from prism_bench.errors import BadInput
+from prism_bench.experiment import blaming
 from prism_bench.integrations.fedml.config import Config
 from prism_bench.integrations.fedml.data import to_fedml
 from prism_bench.integrations.fedml.sides import Server, Worker
@@ -32,10 +33,11 @@ def run(config: Config, out: Path | None = None, callbacks: Iterable[Callback] =
     A job of several processes starts its runs anew, since each process counts the rounds for itself; with one process,
     runs are resumed, and not run again where they are done.
     """
-    comm = _world() if config.backend == "MPI" else None
-    if config.rank or (comm is not None and comm.rank):
-        _work(config, comm)
-        return None
+    with blaming(config.experiment.origin):
+        comm = _world() if config.backend == "MPI" else None
+        if config.rank or (comm is not None and comm.rank):
+            _work(config, comm)
+            return None
     if config.backend == "sp":
         return carry_out(config.experiment, out, callbacks=callbacks, drive=_drive(config, comm))
     try:
