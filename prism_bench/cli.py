@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import signal
 import sys
 import time
@@ -90,7 +91,9 @@ def run(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
     track: Annotated[
         list[str] | None,
-        typer.Option(help="Also tell a tracker: tensorboard or mlflow, again for more. Local; nothing is sent."),
+        typer.Option(
+            help="Also tell a tracker of every round to come: tensorboard or mlflow, again for more. Nothing is sent."
+        ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
@@ -135,15 +138,19 @@ def present(folder: Path, outcome: Outcome) -> int:
     from prism_bench.files import write_csv
     from prism_bench.results import Results
 
+    files: dict[Path, str] = {}
     if not outcome.rounds.empty:
         results = Results.open(folder)
-        frame = report.table(results.runs())
+        frame = report.view_of(results.about).frame(results.runs())
         write_csv(frame, folder / "table.csv")
         files = {folder / "rounds.csv": "one row a run and round", folder / "table.csv": "the table above"}
         files |= dict.fromkeys(report.write_pictures(results, folder), "a picture")
         out_console.print(report.show(results, out_console.width))
         for file, what in files.items():
             out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
+    for name in ("table.csv", *(f"{kind}.png" for kind in report.KINDS)):
+        if folder / name not in files:
+            (folder / name).unlink(missing_ok=True)  # of an earlier start that was about something else
     for label, error in outcome.failed.items():
         err_console.print(f"[red]failed[/red] {escape(f'{label}: {error}')}", soft_wrap=True)
     return 1 if outcome.failed else 0
@@ -395,6 +402,9 @@ def _check_typer() -> None:
 def main() -> None:
     """The entry point: bad input is one clear message and exit code 2."""
     # What a cluster or a supervisor sends ends a run as cleanly as Ctrl-C does.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a pipe that can't say ± still gets the table
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminated)
     try:

@@ -47,7 +47,7 @@ def check(
 
       prism-bench run && prism-bench check mine.csv results/quickstart --update
       prism-bench check mine.csv
-      pytest tests/benchmarks --benchmark-json=bench.json && prism-bench check speed.csv bench.json
+      pytest --benchmark-only --benchmark-json=bench.json && prism-bench check speed.csv bench.json
     """
     from prism_bench import gate
     from prism_bench.cli import check_writable, err_console, out_console
@@ -66,6 +66,9 @@ def check(
     for name, tolerance in tolerances.items():
         gate.allowed(1.0, tolerance, f"--{name}")
     now = gate.measure(results, {**gate.TOLERANCES, **tolerances})
+    if recorded is not None and set(recorded["experiment"]) != set(now["experiment"]):
+        theirs, ours = recorded["experiment"].iloc[0], now["experiment"].iloc[0]
+        raise BadInput(f"{baseline}: is of the experiment '{theirs}', and {results} of '{ours}'.")
     if update:
         check_writable(baseline.parent)
         renewed = gate.renew(now, recorded)
@@ -83,6 +86,11 @@ def check(
             out_console.print(f"{counts[verdict]} [{LOOKS[verdict]}]{verdict}[/]: {meaning}", highlight=False)
     still = int((compared["change"] == 0).sum())
     out_console.print(f"{counts.get('within', 0)} within tolerance, {still} of them unchanged.", highlight=False)
+    more = len(now) - int(compared["now"].notna().sum())
+    if more:
+        out_console.print(
+            f"{more} numbers of the results are not in the baseline: --update adds them.", highlight=False
+        )
     if {"missing", "other"} & set(counts.index):
         err_console.print("[red]error[/red]: not all of the baseline can be compared.", highlight=False)
         raise typer.Exit(2)

@@ -77,7 +77,7 @@ def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:
                 own = paper.convention(network, data, name, keep)
                 theirs = printed.loc[(name, keep)].to_dict() if (name, keep) in printed.index else {}
                 row |= {f"convention_{key}": value for key, value in own.items()}
-                row |= {f"paper_{key}": value for key, value in theirs.items() if key != "source"}
+                row |= {f"paper_{key}": value for key, value in theirs.items() if key.endswith(("_M", "_G"))}
             rows.append(row)
     frame: pd.DataFrame = pd.DataFrame(rows)
     return frame

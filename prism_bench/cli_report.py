@@ -196,7 +196,7 @@ def find(experiment: str, size: str | None = None, out: Path | None = None) -> R
 
     if out is not None:
         return Results.open(out)
-    name = Path(experiment).stem if experiment.endswith((".yaml", ".yml")) else experiment
+    name = _name_in(Path(experiment)) if experiment.endswith((".yaml", ".yml")) else experiment
     sizes = [f"-{size}"] if size else ["", "-scaled", "-paper"]
     places = [Path(experiment), *(Path("results") / f"{name}{suffix}" for suffix in sizes)]
     for place in places:
@@ -207,6 +207,17 @@ def find(experiment: str, size: str | None = None, out: Path | None = None) -> R
         f"{experiment}: there are no results of it; looked in {', '.join(map(str, places[1:]))}. "
         + (f"There are: {there}." if there else f"'prism-bench run {name}' makes some.")
     )
+
+
+def _name_in(file: Path) -> str:
+    """What an experiment's file calls it, else the file's own name."""
+    import yaml
+
+    try:
+        given = yaml.safe_load(file.read_text("utf-8"))["name"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return file.stem
+    return str(given)
 
 
 def finished(results: Results) -> pd.DataFrame:
@@ -235,7 +246,7 @@ def _view(
     """The numbers that were asked for, and how they are read."""
     from prism_bench.report import sheets, tables
 
-    form = sheets.Form(sheets.title_of(results), paper, digits)
+    form = sheets.Form(sheets.title_of(results), paper, digits, results.about.get("note") or "")
     if against is not None:
         frame = tables.differences(runs, None if against == "full" else against)
         if frame.empty:

@@ -111,4 +111,5 @@ class Execution(Settings):
     threads: PositiveInt | Literal["auto"] = Field(
         "auto", description="of the CPU; auto: one where the model is small, else what torch takes"
     )
+    keep_model: bool = Field(True, description="keep the server's tensors when a run is done")
     checkpoint: PositiveInt = Field(1, description="rounds between checkpoints: what a killed run loses at most")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import yaml
 from pydantic import Field
 
 from prism_bench import paper, registry
-from prism_bench.config import Execution, Settings, validate
+from prism_bench.config import Execution, Settings, flat, validate
 from prism_bench.errors import BadInput, nearest
 from prism_bench.rounds import PLUGINS, SECTIONS, Plugin, Run
 
@@ -115,18 +116,25 @@ class Experiment:
             cell = copy.deepcopy(tree)
             # Whole plugins first, so that a setting of a plugin finds the one it belongs to.
             for key, value in sorted(zip(grid, values, strict=True), key=lambda pair: pair[0].count(".")):
-                _put(cell, key, value)
+                _put(cell, key, {**(cell.get(key) or {}), **value} if _adds(key, value) else value)
             for seed in numbers:
                 run = Run.resolve(cell | {"seed": seed})
                 runs.setdefault(run.identity, run)
-        told = {"capacity", "capacity.keep", "capacity.budget"}
-        varied = [key for key in grid if key.partition(".")[0] not in PLUGINS and key not in told]
+        # Plugins and capacities have columns of their own.
+        varied = [key for key in grid if key.partition(".")[0] not in {*PLUGINS, "capacity"}]
         varied = [one for key in varied for one in _differing(key, [run.as_dict() for run in runs.values()])]
         if about.values is not None:
             paper.values(about.values)
         full_name = f"{name}-{size}" if size else name
         note = scaled.note.strip() if scaled else ""
-        return cls(full_name, about, size, note, list(runs.values()), varied, execution, origin)
+        besides = [
+            f"{key}={value}" for key, value in overrides.items() if key.partition(".")[0] not in ("execution", "name")
+        ]
+        if note and besides:
+            note += f" Changed besides: {', '.join(besides)}."
+        experiment = cls(full_name, about, size, note, list(runs.values()), varied, execution, origin)
+        experiment._check_labels()
+        return experiment
 
     def label(self, run: Run) -> str:
         """What tells a run from the others of this experiment."""
@@ -152,6 +160,20 @@ class Experiment:
             "seed": run.seed,
             "cuts": run.algorithm.kind.cuts,
         }
+
+    def _check_labels(self) -> None:
+        """Two runs that a table can't tell apart would count as two seeds of one."""
+        seen: dict[str, Run] = {}
+        for run in self.runs:
+            labels = {key: value for key, value in self.labels(run).items() if key not in ("run", "start")}
+            other = seen.setdefault(json.dumps(labels), run)
+            if other is not run:
+                theirs = dict(flat(other.as_dict()))
+                differ = [key for key, value in flat(run.as_dict()) if theirs.get(key) != value]
+                raise BadInput(
+                    f"grid: two runs are both called '{self.label(run)}'; they differ in {', '.join(differ)}, which "
+                    "tables round or don't show. Values further apart, or one of them, would do."
+                )
 
     def _settings(self, run: Run) -> list[str]:
         """The values of what the grid varies, other than plugins and capacities."""
@@ -299,6 +321,11 @@ def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value:
         for varied in [varied for varied in grid if varied.startswith(f"{key}.")]:
             del grid[varied]
         _put(tree, key, value)
+
+
+def _adds(key: str, value: Any) -> bool:
+    """Whether a grid's choice for a section adds to what the file says there; one for a plugin takes its place."""
+    return key in ("training", "evaluation") and isinstance(value, Mapping)
 
 
 def _differing(key: str, trees: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -58,16 +58,15 @@ def _experiment(folder: Path) -> list[dict[str, Any]]:
 
 
 def _times(rounds: pd.DataFrame) -> dict[str, Any]:
-    """Of each run, in order: training time over the reference's under the same seed, and the share of the rest.
+    """Of each run, in order: training time over the reference's of the same data, and the share of the rest.
 
-    By the middle round: the first one warms up.
+    By the fastest round: what else the machine does only ever adds to the others.
     """
-    stages = rounds.groupby("run", sort=False)[
-        [f"seconds_{s}" for s in ("create", "train", "merge", "refresh")]
-    ].median()
+    columns = [f"seconds_{stage}" for stage in ("create", "train", "merge", "refresh")]
+    stages = rounds.groupby("run", sort=False)[columns].min()
     runs = rounds.drop_duplicates("run").set_index("run")
-    on = [*CONTEXT, "seed"]
-    full = stages["seconds_train"][~runs["cuts"].astype(bool)].groupby([runs[column] for column in on]).mean()
+    on = list(CONTEXT)
+    full = stages["seconds_train"][~runs["cuts"].astype(bool)].groupby([runs[column] for column in on]).min()
     theirs = runs[on].join(full.rename("full"), on=on)["full"]
     whole = stages.sum(axis=1)
     times = pd.DataFrame(

@@ -46,11 +46,13 @@ COSTS = ["parameters", "macs", "activation_bytes", "transfer_bytes"]
 
 def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
     """One row a run: what it ended with, its best accuracy, its seconds in all and by stage and round, its costs."""
-    rounds = with_text(rounds)
-    runs = rounds.sort_values("round", kind="stable").groupby("run", sort=False)
+    rounds = with_text(rounds).sort_values("round", kind="stable", ignore_index=True)
+    runs = rounds.groupby("run", sort=False)
     last = runs.last().assign(rounds=runs["round"].max(), best=runs["accuracy"].max(), seconds=runs["seconds"].sum())
     stages = [f"seconds_{stage}" for stage in STAGES if f"seconds_{stage}" in rounds]
-    last[stages] = runs[stages].mean()
+    # The first round warms up: where there are others, it doesn't count.
+    warm = rounds[(rounds["round"] > 1) | (runs["round"].transform("max") == 1)]
+    last[stages] = warm.groupby("run", sort=False)[stages].mean()
     last = last.drop(columns=["round", "lr"], errors="ignore").reset_index()
     labels = [column for column in LABELS if column in last]
     return last[[*labels, *(column for column in last if column not in labels)]]
@@ -163,9 +165,15 @@ class Results:
     def _csv(self, name: str) -> pd.DataFrame:
         file = self.folder / f"{name}.csv"
         try:
-            return pd.read_csv(file, dtype=dict.fromkeys(CELL, str))
+            frame = pd.read_csv(file, dtype=dict.fromkeys(CELL, str))
         except (OSError, ValueError) as error:
             raise BadInput(f"{file}: can't be read: {error}") from None
+        needed = ["run", "seed", "round", *CELL] + (["accuracy", "seconds", *COSTS] if name == "rounds" else [])
+        absent = [column for column in needed if column not in frame]
+        if absent:
+            raise BadInput(f"{file}: has no column '{absent[0]}'; prism-bench run writes such a file.")
+        mine = {run["labels"]["run"] for run in self.about["runs"]}
+        return frame[frame["run"].isin(mine)] if mine else frame
 
 
 def _long(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -45,6 +45,12 @@ SECTIONS: Mapping[str, type[Settings]] = {
 }
 
 
+DECIDING = (
+    *(f"{module}.py" for module in ("algorithm", "axes", "capacity", "evaluate", "orthogonal", "rounds", "seeds")),
+    *("submodel.py", "train.py", "partition.py", "data/dataset.py", "models/layers.py", "models/network.py"),
+)
+"""The harness's own modules that decide a run's numbers, beside the plugins'."""
+
 SMALL_STEP = 1e8
 """MACs of a client's local step below which overhead outweighs arithmetic on a CPU, as measured on two cores."""
 
@@ -134,11 +140,14 @@ class Run:
         return identity(self.as_dict())
 
     def code(self) -> str:
-        """A hash of the package's version and of the plugins' own files: an edited method is another run."""
+        """A hash of all code that decides the numbers, and of weights to start from: edited, it is another run."""
         digest = hashlib.sha256(prism_bench.__version__.encode())
         for section in PLUGINS:
             file = inspect.getsourcefile(getattr(self, section).kind)
             digest.update(Path(file).read_bytes() if file else b"")
+        for module in DECIDING:
+            digest.update((Path(__file__).parent / module).read_bytes())
+        digest.update(self.model.settings.content())
         return digest.hexdigest()[:8]
 
     @property

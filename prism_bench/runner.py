@@ -19,12 +19,13 @@ import pandas as pd
 from prism_bench import paper
 from prism_bench.callbacks import Callback, Callbacks
 from prism_bench.config import Execution
+from prism_bench.errors import BadInput
 from prism_bench.experiment import About, Experiment, blaming
 from prism_bench.files import write_csv, write_json
 from prism_bench.results import MANIFEST, PROBE_NAMES, Results
 from prism_bench.rounds import Federation, Run, choose_device
 from prism_bench.seeds import stream
-from prism_bench.store import RunFolder
+from prism_bench.store import Busy, RunFolder
 from prism_bench.work import Drive, Shelf, by_itself, one_by_one, side_by_side
 
 
@@ -61,14 +62,18 @@ def carry_out(
     folders = [RunFolder.of(out, run.identity, shelf.digest(run), run.code()) for run in experiment.runs]
     for folder in folders:
         folder.verify()
-    write_json(manifest(experiment, folders), out / MANIFEST)
+    if fresh:
+        _forget(folders)
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    about = manifest(experiment, folders)
+    write_json(about, out / MANIFEST)
     first = experiment.runs[0]
     tell("begin", experiment, shelf.data(first), shelf.partition(first), str(device))
     failed = {}
     ends = (
-        one_by_one(experiment, folders, shelf, tell, fresh, drive)
+        one_by_one(experiment, folders, shelf, tell, drive)
         if jobs == 1
-        else side_by_side(experiment, folders, tell, fresh, jobs)
+        else side_by_side(experiment, folders, tell, jobs)
     )
     try:
         for number, end in ends:
@@ -79,21 +84,32 @@ def carry_out(
             tell("run_done", number, label, summary, end.how == "kept", end.error)
     finally:
         tell("end")
-    return Outcome(export(out), failed)
+    # By what this start is about, whatever another one has written there meanwhile.
+    return Outcome(export(Results(out, about)), failed)
 
 
-def export(out: Path) -> pd.DataFrame:
-    """Write what is done in long format, for people and for version control; returns the rounds."""
-    results = Results.open(out)
-    rounds = results.rounds()
-    write_json(results.about | {"environments": results.environments()}, out / MANIFEST)
-    if not rounds.empty:
-        write_csv(rounds, out / "rounds.csv")
-        for name in PROBE_NAMES:
-            probe = results.probe(name)
-            if not probe.empty:
-                write_csv(probe, out / f"{name}.csv")
-    return rounds
+def _forget(folders: Sequence[RunFolder]) -> None:
+    """Before the first run starts, so that an interrupted --fresh can go on without it."""
+    for folder in folders:
+        try:
+            folder.forget()
+        except Busy:
+            raise BadInput(f"--fresh: another process is at {folder.path}; stop it, or leave out --fresh.") from None
+
+
+def export(results: Results) -> pd.DataFrame:
+    """Write what is done in long format, for people and for version control; what is out of date goes.
+
+    Returns the rounds.
+    """
+    write_json(results.about | {"environments": results.environments()}, results.folder / MANIFEST)
+    frames = {"rounds": results.rounds(), **{name: results.probe(name) for name in PROBE_NAMES}}
+    for name, frame in frames.items():
+        if frame.empty:
+            (results.folder / f"{name}.csv").unlink(missing_ok=True)
+        else:
+            write_csv(frame, results.folder / f"{name}.csv")
+    return frames["rounds"]
 
 
 def _check(runs: Sequence[Run], shelf: Shelf) -> None:
@@ -137,7 +153,8 @@ def manifest(experiment: Experiment, folders: Sequence[RunFolder]) -> dict[str, 
 def _command() -> str:
     """What was typed; nothing where a script of the user's runs the experiment."""
     typed = Path(sys.argv[0]).stem in ("prism-bench", "__main__")
-    return shlex.join(["prism-bench", *sys.argv[1:]]) if typed else ""
+    # Without --fresh, which would not go on with what there is.
+    return shlex.join(["prism-bench", *(word for word in sys.argv[1:] if word != "--fresh")]) if typed else ""
 
 
 def _beside(run: Run, about: About) -> dict[str, Any]:

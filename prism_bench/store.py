@@ -84,19 +84,20 @@ class RunFolder:
             raise BadInput(f"{file}: is not what the run wrote there; remove {self.path} to run it again.")
         return [json.loads(line) for line in content.splitlines()]
 
-    def start(
-        self, settings: dict[str, Any], environment: dict[str, Any], fresh: bool = False
-    ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-        """Where the run stands: the records of the rounds that count, and the server after the last of them.
+    def forget(self) -> None:
+        """Remove what earlier starts left; Busy where another process is at it."""
+        if self.path.exists():
+            with self.held(wait=False):
+                for file in [*(self.path / name for name in (DONE, ROUNDS, ENVIRONMENT, LOG)), *self._checkpoints()]:
+                    file.unlink(missing_ok=True)
 
-        ``fresh`` forgets what an earlier start left.
-        """
-        if fresh:
-            for file in [*self._checkpoints(), *(self.path / name for name in (DONE, ROUNDS, ENVIRONMENT, LOG))]:
-                file.unlink(missing_ok=True)
+    def start(
+        self, settings: dict[str, Any], environment: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+        """Where the run stands: the records of the rounds that count, and the server after the last of them."""
         self.verify()
         if not (self.path / SETTINGS).exists():
-            write_json(settings, self.path / SETTINGS)
+            write_json(settings, self.path / SETTINGS, durable=True)
         for draft in self.path.glob(".*"):
             if draft.name != LOCK:  # cut off by a kill in the middle of a write
                 draft.unlink(missing_ok=True)
@@ -121,13 +122,13 @@ class RunFolder:
         for file in before[1:]:
             file.unlink(missing_ok=True)
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: dict[str, Any], keep_model: bool) -> None:
         """The run is done: what was written is on the disk, and nothing is left to fall back to."""
         with (self.path / ROUNDS).open("rb") as stream:
             os.fsync(stream.fileno())
             digest = checksum(stream.read())
         write_json({"checksum": digest, "summary": summary}, self.path / DONE, durable=True)
-        for file in [*self._checkpoints()[1:], self.path / LOG]:
+        for file in [*self._checkpoints()[1 if keep_model else 0 :], self.path / LOG]:
             file.unlink(missing_ok=True)
 
     def environments(self) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ class TensorBoard(Callback):
     def run_started(self, number: int, run: Run, label: str, done: int) -> None:
         name = re.sub(r"[^\w.=+-]+", "-", f"{label}-{run.identity}")
         # What an earlier start wrote of rounds that now come again is taken back.
-        self.open[number] = self.writer(str(self.folder / name), purge_step=done + 1 if done else None)
+        self.open[number] = self.writer(str(self.folder / name), purge_step=done + 1)
 
     def round_done(self, number: int, record: Mapping[str, Any]) -> None:
         for key, value in _numbers(record).items():

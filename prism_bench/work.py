@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -102,7 +103,6 @@ def attempt(
     folder: RunFolder,
     shelf: Shelf,
     tell: Tell,
-    fresh: bool = False,
     wait: bool = False,
     own_process: bool = False,
     drive: Drive = by_itself,
@@ -114,19 +114,19 @@ def attempt(
         tell("waiting", number, label)
     try:
         with folder.held(wait):
-            if not fresh and folder.summary() is not None:
+            if folder.summary() is not None:
                 return End("kept")
             with _output_to_log(folder) if own_process else nullcontext():
-                _do(number, run, label, experiment, folder, shelf, tell, fresh, drive)
+                _do(number, run, label, experiment, folder, shelf, tell, drive)
             return End("done")
     except Busy:
         return End("busy")
-    except Diverged as problem:
-        return End("failed", str(problem))
     except Exception as problem:
+        expected = isinstance(problem, Diverged)
         with suppress(OSError), (folder.path / LOG).open("a") as log:  # the disk may be what failed
-            log.write(f"{label}\n{traceback.format_exc()}\n")
-        return End("failed", f"{type(problem).__name__}: {problem} ({folder.path / LOG} has the whole of it)")
+            log.write(f"{label}: {problem}\n" if expected else f"{label}\n{traceback.format_exc()}\n")
+        text = str(problem) if expected else f"{type(problem).__name__}: {problem}"
+        return End("failed", f"{text} (log: {folder.path / LOG})")
 
 
 def _do(
@@ -137,7 +137,6 @@ def _do(
     folder: RunFolder,
     shelf: Shelf,
     tell: Tell,
-    fresh: bool,
     drive: Drive,
 ) -> None:
     start = time.perf_counter()
@@ -155,24 +154,24 @@ def _do(
         tell("round_done", number, {key: value for key, value in record.items() if key != "probes"})
 
     with threads(execution, federation.step_macs):
-        records, saved = folder.start(run.as_dict(), environment(federation.device), fresh)
+        records, saved = folder.start(run.as_dict(), environment(federation.device))
         if saved is not None:
             federation.algorithm.restore(saved["algorithm"])
         tell("run_started", number, run, label, len(records))
         drive(federation, len(records), report)
     rounds = pd.DataFrame(records).drop(columns="probes", errors="ignore").assign(run=run.identity)
     [summary] = summarise(rounds).drop(columns="run").to_dict("records")
-    folder.finish({str(key): value for key, value in summary.items()} | federation.costs())
+    folder.finish({str(key): value for key, value in summary.items()} | federation.costs(), execution.keep_model)
 
 
 def one_by_one(
-    experiment: Experiment, folders: Sequence[RunFolder], shelf: Shelf, tell: Tell, fresh: bool, drive: Drive
+    experiment: Experiment, folders: Sequence[RunFolder], shelf: Shelf, tell: Tell, drive: Drive
 ) -> Iterator[tuple[int, End]]:
     """Do all runs in this process; yields how each ended."""
     queue = Queue(len(folders))
     while queue:
         number, wait = queue.next()
-        end = attempt(number, experiment, folders[number], shelf, tell, fresh, wait, drive=drive)
+        end = attempt(number, experiment, folders[number], shelf, tell, wait, drive=drive)
         if end.how == "busy":
             queue.postpone(number)
         else:
@@ -188,19 +187,19 @@ class _Worker:
 
 
 def side_by_side(
-    experiment: Experiment, folders: Sequence[RunFolder], tell: Tell, fresh: bool, jobs: int
+    experiment: Experiment, folders: Sequence[RunFolder], tell: Tell, jobs: int
 ) -> Iterator[tuple[int, End]]:
     """Do all runs, so many at once, in processes that share the machine's cores; yields how each ended.
 
     A process that dies takes its run with it and no other.
     """
-    queue, workers = Queue(len(folders)), [_hire(experiment, fresh, jobs) for _ in range(min(jobs, len(folders)))]
+    queue, workers = Queue(len(folders)), [_hire(experiment, jobs) for _ in range(min(jobs, len(folders)))]
     try:
         while True:
             for place, worker in enumerate(workers):
                 if worker.number is None and queue:
                     if not worker.process.is_alive():
-                        workers[place] = worker = _hire(experiment, fresh, jobs)
+                        workers[place] = worker = _hire(experiment, jobs)
                     worker.number, patience = queue.next()
                     with suppress(BrokenPipeError):  # it has died just now, which is heard below
                         worker.pipe.send((worker.number, folders[worker.number], patience))
@@ -224,14 +223,28 @@ def side_by_side(
             worker.process.join()
 
 
-def _hire(experiment: Experiment, fresh: bool, jobs: int) -> _Worker:
+def _hire(experiment: Experiment, jobs: int) -> _Worker:
     # A fork would carry over the threads' locks of this process without their threads.
     context = get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, experiment, fresh, jobs), daemon=True)
-    process.start()
+    process = context.Process(target=_serve, args=(theirs, experiment, jobs), daemon=True)
+    with _ctrl_c_ignored():
+        process.start()
     theirs.close()
     return _Worker(process, pipe)
+
+
+@contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """A worker inherits this: Ctrl-C reaches every process of the terminal, and the one that hired it ends it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _hear(worker: _Worker, experiment: Experiment, tell: Tell) -> End | None:
@@ -242,7 +255,8 @@ def _hear(worker: _Worker, experiment: Experiment, tell: Tell) -> End | None:
         worker.process.join()
         code = worker.process.exitcode
         cause = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        return End("failed", f"its process died ({cause}); memory may have run out. The same command goes on with it.")
+        guess = " Memory may have run out." if cause == "SIGKILL" else ""
+        return End("failed", f"its process died ({cause}).{guess} The same command goes on with it.")
     if what == "end":
         end: End = rest[0]
         return end
@@ -256,10 +270,8 @@ def _hear(worker: _Worker, experiment: Experiment, tell: Tell) -> End | None:
     return None
 
 
-def _serve(pipe: Connection, experiment: Experiment, fresh: bool, jobs: int) -> None:
+def _serve(pipe: Connection, experiment: Experiment, jobs: int) -> None:
     """A worker's life: do the runs that come through the pipe until it is closed."""
-    # Ctrl-C reaches every process of the terminal; the one that hired this worker ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, cores // jobs))
 
@@ -278,7 +290,7 @@ def _serve(pipe: Connection, experiment: Experiment, fresh: bool, jobs: int) -> 
     try:
         while True:
             number, folder, patience = pipe.recv()
-            pipe.send(("end", attempt(number, experiment, folder, shelf, tell, fresh, patience, own_process=True)))
+            pipe.send(("end", attempt(number, experiment, folder, shelf, tell, patience, own_process=True)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # nobody is left to work for
 

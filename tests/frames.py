@@ -77,4 +77,4 @@ def features_of(images=2, kernels=3, size=4):
 
 def _labels(seed):
     labels = {"data": "d", "model": "m", "partition": "p", "algorithm": "prism", "variant": "", "keep": "0.2"}
-    return labels | {"settings": "", "seed": seed, "run": f"prism {seed}", "cuts": True}
+    return labels | {"settings": "", "seed": seed, "run": f"p prism  0.2 {seed}", "cuts": True}

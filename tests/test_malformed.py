@@ -30,7 +30,8 @@ VALID = {
 }
 keys = st.sampled_from(
     [*TOP_LEVEL, *PLUGINS, *SECTIONS, "name", "keep", "budget", "lr", "rounds", "alpha", "clients", "set", "note",
-     "training.lr", "capacity.keep", "capacity.budget", "algorithm.kappa", "partition", "", ".", "a..b", "grid."]
+     "training.lr", "capacity.keep", "capacity.budget", "algorithm.kappa",
+     "capacity.budget.macs", "capacity.share", "capacity.redraw", "partition", "", ".", "a..b", "grid."]
 )  # fmt: skip
 leaves = (
     st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats() | st.text(max_size=8) | keys

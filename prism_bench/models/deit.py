@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from prism_bench.axes import Axis, Dim, State
 from prism_bench.data.dataset import Signature
 from prism_bench.errors import BadInput
+from prism_bench.files import checksum
 from prism_bench.models.layers import Conv2d, LayerNorm, Linear, Table
 from prism_bench.models.network import Model, Network, require_images
 
@@ -104,6 +105,10 @@ class DeiTTiny(Model):
     @property
     def start(self) -> str:
         return "scratch" if self.weights is None else str(self.weights)
+
+    def content(self) -> bytes:
+        there = self.weights is not None and self.weights.is_file()
+        return checksum(self.weights.read_bytes()).encode() if there and self.weights else b""
 
     def initial(self, network: Network, rng: np.random.Generator) -> State:
         fresh = network.initial(rng)

@@ -73,6 +73,10 @@ class Model(Settings):
         """Where a run's first weights come from, for its record."""
         return "scratch"
 
+    def content(self) -> bytes:
+        """What stands for the content of files that the settings name: another content is another run."""
+        return b""
+
     def initial(self, network: Network, rng: np.random.Generator) -> State:
         """The weights that a run starts from."""
         return network.initial(rng)

@@ -58,7 +58,18 @@ def _is(settings: Mapping[str, Any], key: str, value: Any) -> bool:
         if not isinstance(found, Mapping) or part not in found:
             return False
         found = found[part]
-    return bool((found[0] if isinstance(found, list) and len(found) == 1 else found) == value)
+    if isinstance(found, list):
+        # A mix of capacities is written as such: [0.4, 0.2].
+        found = found[0] if len(found) == 1 else str(found)
+    return bool(_number(found) == _number(value))
+
+
+def _number(value: Any) -> Any:
+    """A number that a CSV has among text is text too."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
 
 
 def convention(network: Network, data: Signature, algorithm: str, keep: float) -> dict[str, float]:

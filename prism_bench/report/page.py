@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -41,7 +42,15 @@ def write_report(results: Iterable[Results | str | Path] | None = None, to: str 
     from prism_bench.results import Results
 
     sources = every_folder() if results is None else results
-    opened = [Results.open(source) if isinstance(source, (str, Path)) else source for source in sources]
+    opened = []
+    for source in sources:
+        try:
+            opened.append(Results.open(source) if isinstance(source, (str, Path)) else source)
+        except BadInput as error:
+            if results is not None:
+                raise
+            # Nobody asked for this one by name: the others are worth a page without it.
+            warnings.warn(f"left out: {error}", stacklevel=2)
     if not opened:
         raise BadInput("There are no results in ./results. 'prism-bench run' makes some.")
     write(Path(to), page(opened))

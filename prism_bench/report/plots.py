@@ -202,8 +202,7 @@ def time(frame: pd.DataFrame) -> Figure:
 def sampling(probe: pd.DataFrame) -> Figure:
     """How many clients hold each principal kernel in a round, in the mean: large singular values first."""
     probe = _probed(probe, "sampling")
-    sizes = probe.groupby("layer", sort=False)["kernel"].max() + 1
-    probe = probe.assign(kernels=probe["layer"].map(sizes))
+    probe = probe.assign(kernels=probe.groupby(["model", "layer"], sort=False)["kernel"].transform("max") + 1)
     return _by_layer(probe, "kernel", "clients", "principal kernel, by falling σ", "clients a round")
 
 

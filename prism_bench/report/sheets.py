@@ -71,6 +71,8 @@ class Form:
     title: str = ""
     paper: bool = False
     digits: int = 1
+    note: str = ""
+    """What was scaled: to be read with the numbers."""
 
 
 def accuracy(frame: pd.DataFrame, form: Form) -> Sheet:
@@ -161,7 +163,7 @@ def wide(frame: pd.DataFrame, form: Form) -> Sheet:
     rows = [[*map(Cell, key), *(cells.get(place, Cell("")) for place in places)] for key, cells in found.items()]
     what = "partition and keep ratio" if several else "keep ratio"
     caption = [f"Accuracy in %, mean ± std (seeds), by {what}.", _bold_caption(frame), _everywhere(frame, labels)]
-    return Sheet(form.title, [*labels, *names], rows, _join(caption), len(labels))
+    return Sheet(form.title, [*labels, *names], rows, _join([*caption, _scaled(form)]), len(labels))
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,8 @@ def title_of(results: Results) -> str:
 def show(results: Results, width: int) -> Table:
     """The table that an experiment is about, for a terminal of that width."""
     view = view_of(results.about)
-    return text(view.sheet(view.frame(results.runs()), Form(title_of(results))), width)
+    form = Form(title_of(results), note=results.about.get("note") or "")
+    return text(view.sheet(view.frame(results.runs()), form), width)
 
 
 def _sheet(
@@ -204,7 +207,12 @@ def _sheet(
         [*(Cell(str(row[label])) for label in labels), *(cell(row) for cell in columns.values())]
         for row in frame.to_dict("records")
     ]
-    return Sheet(form.title, [*labels, *columns], rows, _join([*caption, _everywhere(frame, labels)]), len(labels))
+    said = [*caption, _everywhere(frame, labels), _scaled(form)]
+    return Sheet(form.title, [*labels, *columns], rows, _join(said), len(labels))
+
+
+def _scaled(form: Form) -> str:
+    return f"Scaled: {form.note}" if form.note else ""
 
 
 def _labels(frame: pd.DataFrame) -> list[str]:
@@ -238,7 +246,8 @@ def _cost_columns() -> Columns:
 
 def _paper_caption(frame: pd.DataFrame) -> str:
     sources = ", ".join(dict.fromkeys(frame["paper_source"].dropna())) if "paper_source" in frame else ""
-    return f"Paper: as printed{f' ({sources})' if sources else ''}; difference: ours minus the paper's."
+    where = f" ({sources})" if sources else ""
+    return f"Paper: as printed{where}, its drops by subtraction; difference: ours minus the paper's."
 
 
 def _join(parts: Iterable[str]) -> str:

@@ -29,7 +29,12 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     minus full-model training's under equal seeds: mean, std and n of the pairs.
     """
     runs = runs_of(frame)
-    cells = runs.assign(drop=_drops(runs)).groupby(CELL, sort=False)
+    runs = runs.assign(drop=_drops(runs))
+    if "paper_accuracy" in runs:
+        # The paper prints accuracies, or drops in its text; where it has both accuracies the drop follows.
+        worked_out = _drops(runs, "paper_accuracy")
+        runs["paper_drop"] = runs["paper_drop"].fillna(worked_out) if "paper_drop" in runs else worked_out
+    cells = runs.groupby(CELL, sort=False)
     accuracy = cells["accuracy"].mean()
     columns = {
         "accuracy": accuracy,
@@ -178,16 +183,16 @@ def _method(name: str, runs: pd.DataFrame) -> str:
     raise BadInput(f"against {name}: the results have no such method. {nearest(name, known)}")
 
 
-def _drops(runs: pd.DataFrame) -> pd.Series[float]:
+def _drops(runs: pd.DataFrame, column: str = "accuracy") -> pd.Series[float]:
     """Each run's accuracy minus full-model training's of the same seed; missing for the reference itself."""
-    minus: pd.Series[float] = _minus(runs, runs[~runs["cuts"]], [*CONTEXT, "seed"]).where(runs["cuts"])
+    minus: pd.Series[float] = _minus(runs, runs[~runs["cuts"]], [*CONTEXT, "seed"], column).where(runs["cuts"])
     return minus
 
 
-def _minus(runs: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> pd.Series[float]:
+def _minus(runs: pd.DataFrame, others: pd.DataFrame, on: list[str], column: str = "accuracy") -> pd.Series[float]:
     """The runs' accuracies minus the others' where all of ``on`` is equal; missing where there is no such other."""
-    theirs = others.groupby(on)["accuracy"].mean().rename("theirs")
-    minus: pd.Series[float] = runs["accuracy"] - runs[on].join(theirs, on=on)["theirs"]
+    theirs = others.groupby(on)[column].mean().rename("theirs")
+    minus: pd.Series[float] = runs[column] - runs[on].join(theirs, on=on)["theirs"]
     return minus
 
 

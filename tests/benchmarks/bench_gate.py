@@ -1,6 +1,6 @@
 """What CI watches: stages of a round, each timed in CPU-seconds of one thread, as ratios to the calibration loop.
 
-`tox -e gate` compares them with results/baselines/benchmarks.csv.
+`tox` compares them with results/baselines/benchmarks.csv.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from prism_bench.experiment import blaming
 from prism_bench.integrations.fedml.config import Config
 from prism_bench.integrations.fedml.data import to_fedml
 from prism_bench.integrations.fedml.sides import Server, Worker
+from prism_bench.results import Results
 from prism_bench.rounds import Federation, threads
 from prism_bench.runner import Outcome, carry_out, export
 from prism_bench.work import Shelf
@@ -45,7 +46,7 @@ def run(config: Config, out: Path | None = None, callbacks: Iterable[Callback] =
         return carry_out(config.experiment, out, fresh=True, callbacks=every, drive=_drive(config, comm))
     except JobFailed:
         if out is not None:
-            export(out)
+            export(Results.open(out))
         raise
 
 
