@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 
@@ -182,3 +183,55 @@ def test_none_of_it_waits_for_torch(small, tmp_path):
         code += "try: main()\nfinally: assert 'torch' not in sys.modules"
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_rounds_of_another_kind_are_named(small, here):
+    (small / "rounds.csv").write_text("a,b\n1,2\n")
+    code, _, printed = here("table", "small")
+    assert code == 2
+    assert "results/small/rounds.csv: has no column 'run'" in printed
+
+
+def test_rows_of_runs_that_are_not_the_experiments_dont_count(small, here):
+    """A rounds.csv that an earlier start about something else left."""
+    more = rounds_of(("origdrop", "0.2", 0, [50, 99]))
+    pd.concat([ROUNDS, more]).to_csv(small / "rounds.csv", index=False)
+    assert "origdrop" not in here("table", "small")[1]
+
+
+def test_an_experiments_file_is_found_by_the_name_in_it(small, tmp_path, here):
+    (tmp_path / "mine.yaml").write_text("name: small\ndata: digits\n")
+    assert here("table", "mine.yaml")[0] == 0
+
+
+def test_what_was_scaled_stands_under_the_table(tmp_path, here):
+    write_results(tmp_path / "results" / "x-scaled", ROUNDS, size="scaled", note="A third of the rounds.")
+    for form in ("text", "markdown", "latex"):
+        assert "Scaled: A third of the rounds." in " ".join(here("table", "x", "--format", form)[1].split())
+
+
+def test_the_papers_drops_follow_from_its_accuracies(tmp_path, here):
+    paper = {"fedavg": {"paper_accuracy": 92.0}, "prism": {"paper_accuracy": 90.5}}
+    write_results(tmp_path / "results" / "x", ROUNDS, paper)
+    code, printed, _ = here("table", "x", "--paper", "--show", "drops", "--format", "csv")
+    assert code == 0
+    frame = pd.read_csv(io.StringIO(printed)).set_index("algorithm")
+    assert frame.loc["prism", ["drop", "paper_drop", "paper_drop_difference"]].tolist() == [-1.5, -1.5, 0]
+
+
+def test_one_bad_folder_is_no_reason_for_no_page(small, tmp_path, here):
+    (tmp_path / "results" / "bad").mkdir()
+    (tmp_path / "results" / "bad" / "experiment.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"left out: results/bad/experiment\.json: can't be read"):
+        code, _, _ = here("report")
+    assert code == 0
+    assert "by hand" in (tmp_path / "report.html").read_text()
+    assert here("report", "bad")[0] == 2
+
+
+def test_a_pipe_that_cant_say_plus_minus(small, tmp_path):
+    command = [sys.executable, "-m", "prism_bench", "table", "small"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "89.5" in done.stdout

@@ -110,6 +110,29 @@ def test_bad_settings_are_named(change, message):
     assert message in str(error.value)
 
 
+def test_a_section_in_the_grid_adds_to_the_files():
+    runs = Experiment.load(SMALL | {"grid": {"algorithm": ["fedavg"], "training": [{"lr": 0.1}, {"lr": 0.2}]}}).runs
+    assert {(run.training.rounds, run.training.epochs) for run in runs} == {(2, 1)}
+    assert {run.training.lr for run in runs} == {0.1, 0.2}
+
+
+def test_runs_that_a_table_cant_tell_apart_are_refused():
+    grid = {"algorithm": ["prism"], "capacity": [{"keep": 0.4}, {"keep": 0.40000001}]}
+    with pytest.raises(
+        BadInput, match=r"two runs are both called 'prism at 0\.4, seed 0'; they differ in capacity\.keep"
+    ):
+        Experiment.load(SMALL | {"grid": grid})
+
+
+def test_full_model_training_is_the_reference_of_every_mix(tmp_path):
+    """FedAvg has no capacity, whatever mixes the grid compares the others at."""
+    grid = {"algorithm": ["fedavg", "prism"], "capacity.share": [[0.5, 0.5], [0.2, 0.8]]}
+    tree = SMALL | {"capacity": {"keep": [0.4, 0.2]}, "grid": grid}
+    result = prism_bench.table(carry_out(Experiment.load(tree, seeds=1)).rounds)
+    assert result["keep"].tolist() == ["1", "0.4 (50%) + 0.2 (50%)", "0.4 (20%) + 0.2 (80%)"]
+    assert result["drop_n"].tolist() == [0, 1, 1]
+
+
 def test_a_setting_that_no_algorithm_has():
     with pytest.raises(
         BadInput, match=r"algorithm\.kapa: none of fedavg, prism has this setting. Did you mean 'kappa'"

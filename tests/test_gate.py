@@ -151,6 +151,22 @@ def test_the_results_folder_is_found_by_the_experiments_name(baseline, results, 
     assert here("check", "base.csv")[0] == 0
 
 
+def test_a_baseline_of_another_experiment_stays(baseline, tmp_path, here):
+    carry_out(Experiment.load(SMALL | {"name": "other"}, seeds=1), tmp_path / "other")
+    before = baseline.read_text()
+    code, _, printed = here("check", "base.csv", "other", "--update")
+    assert code == 2
+    assert "base.csv: is of the experiment 'small', and other of 'other'" in printed
+    assert baseline.read_text() == before
+
+
+def test_numbers_that_the_baseline_has_not(baseline, results, here):
+    gate.read(baseline).iloc[:6].to_csv(baseline, index=False)
+    code, printed, _ = here("check", "base.csv", str(results))
+    assert code == 0
+    assert "7 numbers of the results are not in the baseline" in printed
+
+
 def test_tolerances_that_somebody_set_stay(baseline, results, here):
     frame = gate.read(baseline)
     frame.loc[frame["metric"] == "accuracy", "tolerance"] = "7"

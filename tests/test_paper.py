@@ -83,6 +83,27 @@ def test_values_by_hand(size):
     assert values("homogeneous_resnet18", size, algorithm="prism", keep="0.4", partition="iid") == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("heterogeneous", {"capacity": {"keep": 0.8}}),
+        ("heterogeneous", {"model": "smallcnn"}),
+        ("sampling_ablation", {"algorithm.channels": "all"}),
+        ("sampling_ablation", {"capacity.keep": 0.8}),
+        ("time_breakdown", {"capacity.keep": 0.8}),
+    ],
+)
+def test_another_setting_is_not_the_papers(name, overrides):
+    experiment = Experiment.load(name, overrides, seeds=1)
+    cutting = [run for run in experiment.runs if run.algorithm.kind.cuts]
+    assert all(_beside(run, experiment.about) == {} for run in cutting)
+
+
+def test_the_note_says_what_was_changed_besides():
+    note = Experiment.load("time_breakdown", {"training.rounds": 1, "execution.threads": 1}).note
+    assert note.endswith("Changed besides: training.rounds=1.")
+
+
 def test_every_row_of_the_papers_values_belongs_to_a_run():
     for name in RESULTS - {"cost_table"}:
         experiment = Experiment.load(name, size="paper", seeds=1)
