@@ -242,9 +242,15 @@ def _commit() -> str | None:
     root = Path(prism_bench.__file__).parent.parent
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    # Results that are being written anew don't count: what matters is the code.
+    edited = _git(root, "status", "--porcelain", "--", "prism_bench", "baselines", "partitions")
+    return f"{commit}-dirty" if commit and edited else commit or None
+
+
+def _git(root: Path, *arguments: str) -> str:
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() or None
+        return ""
