@@ -12,7 +12,7 @@ import yaml
 
 from prism_bench import gate
 from prism_bench.experiment import Experiment, known
-from prism_bench.report import table
+from prism_bench.report import view_of
 from prism_bench.results import Results
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,7 @@ def test_committed_results_are_whole_and_up_to_date(experiment, committed):
     assert results.missing == []
     assert results.about["command"].startswith("prism-bench run")
     assert results.environments(), "what it ran on is recorded"
-    again, kept = table(results.runs()), pd.read_csv(committed / experiment / "table.csv")
+    again, kept = view_of(results.about).frame(results.runs()), pd.read_csv(committed / experiment / "table.csv")
     assert list(again) == list(kept)
     numbers = again.select_dtypes("number").columns.difference(["keep"])
     pd.testing.assert_frame_equal(again[numbers], kept[numbers], check_dtype=False)
