@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -305,6 +306,8 @@ def _output_to_log(folder: RunFolder) -> Iterator[None]:
                 os.dup2(log.fileno(), number)
             yield
         finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
             for number, copy in zip((1, 2), kept, strict=True):
                 os.dup2(copy, number)
                 os.close(copy)
