@@ -41,7 +41,6 @@ app = typer.Typer(
     "Start with [bold]prism-bench run[/bold]: five methods side by side in about two minutes, nothing to download.",
 )
 app.add_typer(cli_data.app, name="data")
-app.command()(cli_data.partition)
 
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -236,12 +235,8 @@ def _first_line(plugin: Any) -> str:
     return (plugin.__doc__ or "").strip().partition("\n")[0]
 
 
-app.command()(costs)
-app.command()(check)
-app.command()(cli_report.table)
-app.command()(cli_report.plot)
-app.command()(cli_report.report)
-app.command()(fedml)
+for command in (cli_report.table, cli_report.plot, cli_report.report, check, costs, cli_data.partition, fedml):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:
