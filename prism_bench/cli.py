@@ -396,10 +396,10 @@ def _check_typer() -> None:
 
 def main() -> None:
     """The entry point: bad input is one clear message and exit code 2."""
-    # What a cluster or a supervisor sends ends a run as cleanly as Ctrl-C does.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a pipe that can't say ± still gets the table
+    # What a cluster or a supervisor sends ends a run as cleanly as Ctrl-C does.
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminated)
     try:

@@ -58,7 +58,6 @@ def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:
     data = settings.usual
     network = settings.build(data)
     full = counting.of_full_model(network, data, batch)
-    printed = paper.values("modelsize").set_index(["algorithm.name", "capacity.keep"])
     rows = []
     for name in registry.find("algorithms"):
         kind = registry.load("algorithms", name, "algorithm.name")
@@ -75,9 +74,11 @@ def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:
                 row |= {cost: getattr(one, cost), f"{cost}_%": 100 * getattr(one, cost) / whole}
             if model == "resnet18":
                 own = paper.convention(network, data, name, keep)
-                theirs = printed.loc[(name, keep)].to_dict() if (name, keep) in printed.index else {}
+                chosen = {"name": name, **algorithm.params.model_dump()}
+                run = {"model": {"name": model}, "algorithm": chosen, "capacity": {"keep": [keep]}}
                 row |= {f"convention_{key}": value for key, value in own.items()}
-                row |= {f"paper_{key}": value for key, value in theirs.items() if key.endswith(("_M", "_G"))}
+                row |= paper.beside(run, "modelsize")
+                row.pop("paper_source", None)
             rows.append(row)
     frame: pd.DataFrame = pd.DataFrame(rows)
     return frame

@@ -89,12 +89,15 @@ class Training(Settings):
     augment: bool = Field(True, description="flip and crop, where the data set asks for it")
 
 
+Probe = Literal["rank", "sampling", "features"]
+
+
 class Evaluation(Settings):
     """When and how the server's model is tested."""
 
     every: PositiveInt = Field(1, description="rounds between evaluations; the last round always is one")
     batch: PositiveInt = Field(500, description="also what BatchNorm's batch statistics are taken over")
-    probes: tuple[Literal["rank", "sampling", "features"], ...] = Field(
+    probes: tuple[Probe, ...] = Field(
         (),
         description="more to record at each evaluation: required kernels of every layer, "
         "clients that held each kernel; at the end what the first kernels see",

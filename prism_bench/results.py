@@ -39,7 +39,6 @@ LABELS = [
 CELL = ["data", "model", "partition", "algorithm", "variant", "keep", "settings"]
 """What makes a row of a table: everything but the seed."""
 
-PROBE_NAMES = ["rank", "sampling", "features"]
 STAGES = ["create", "train", "merge", "refresh", "evaluate"]
 COSTS = ["parameters", "macs", "activation_bytes", "transfer_bytes"]
 
@@ -130,6 +129,9 @@ class Results:
         """What a probe recorded, in long format; empty where it was not asked for."""
         if not self._has_folders:
             return with_text(self._csv(name)) if (self.folder / f"{name}.csv").exists() else pd.DataFrame()
+        # Known where no run was asked for it: all rounds would be read to find nothing.
+        if name not in self.about.get("settings", {}).get("evaluation", {}).get("probes", [name]):
+            return pd.DataFrame()
         rows = []
         for run, _, records in self._finished():
             for record in records:

@@ -12,17 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
 from prism_bench import paper
 from prism_bench.callbacks import Callback, Callbacks
-from prism_bench.config import Execution
+from prism_bench.config import Execution, Probe
 from prism_bench.errors import BadInput
 from prism_bench.experiment import About, Experiment, blaming
 from prism_bench.files import write_csv, write_json
-from prism_bench.results import MANIFEST, PROBE_NAMES, Results
+from prism_bench.results import MANIFEST, Results
 from prism_bench.rounds import Federation, Run, choose_device
 from prism_bench.seeds import stream
 from prism_bench.store import Busy, RunFolder
@@ -103,7 +103,7 @@ def export(results: Results) -> pd.DataFrame:
     Returns the rounds.
     """
     write_json(results.about | {"environments": results.environments()}, results.folder / MANIFEST)
-    frames = {"rounds": results.rounds(), **{name: results.probe(name) for name in PROBE_NAMES}}
+    frames = {"rounds": results.rounds(), **{name: results.probe(name) for name in get_args(Probe)}}
     for name, frame in frames.items():
         if frame.empty:
             (results.folder / f"{name}.csv").unlink(missing_ok=True)

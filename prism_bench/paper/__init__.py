@@ -16,6 +16,7 @@ import pandas as pd
 from torch import nn
 
 from prism_bench.algorithm import dense_forward
+from prism_bench.config import flat
 from prism_bench.data.dataset import Signature
 from prism_bench.errors import BadInput, nearest
 from prism_bench.models.layers import Weighted
@@ -45,19 +46,15 @@ def beside(settings: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     """The paper's values for a run with these settings, as columns ``paper_...``; empty where it has none."""
     if name is None:
         return {}
+    known = dict(flat(settings))
     for row in values(name).to_dict("records"):
         given = {str(key): value for key, value in row.items() if not pd.isna(value)}
-        if all(_is(settings, key, value) for key, value in given.items() if "." in key):
+        if all(key in known and _same(known[key], value) for key, value in given.items() if "." in key):
             return {f"paper_{key}": value for key, value in given.items() if "." not in key}
     return {}
 
 
-def _is(settings: Mapping[str, Any], key: str, value: Any) -> bool:
-    found: Any = settings
-    for part in key.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            return False
-        found = found[part]
+def _same(found: Any, value: Any) -> bool:
     if isinstance(found, list):
         # A mix of capacities is written as such: [0.4, 0.2].
         found = found[0] if len(found) == 1 else str(found)
