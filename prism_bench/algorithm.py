@@ -95,6 +95,13 @@ class Algorithm(ABC):
         """Logits of a (sub-)model: the same code for every size, as the layers take their shapes from ``params``."""
         return dense_forward(self.network, params, x)
 
+    def equivalents(self) -> Sequence[Forward]:
+        """`forward`, and other ways to the same logits where there are any: training takes the one of least MACs.
+
+        Costs are those of `forward`, the method as its authors state it.
+        """
+        return [self.forward]
+
     def add_decay(self, params: State, gradients: State, strength: float) -> None:
         """Add the regulariser's gradient. Tensors may have a leading client dimension."""
         for name, gradient in gradients.items():
@@ -159,7 +166,12 @@ class OrthogonalAlgorithm(Algorithm):
         chosen_layers(network, params.factorise)
 
     def forward(self, params: State, x: Tensor) -> Tensor:
+        """Each factorised layer as V, then U."""
         return dense_forward(self.space.module, params, x)
+
+    def equivalents(self) -> Sequence[Forward]:
+        """Also each factorised layer as one, with the weight UV: cheaper where the rank is near the output's size."""
+        return [self.forward, lambda params, x: dense_forward(self.network, self.space.leave(params), x)]
 
     def add_decay(self, params: State, gradients: State, strength: float) -> None:
         if self.params.regulariser == "weight_decay":
@@ -177,6 +189,6 @@ class OrthogonalAlgorithm(Algorithm):
 
 
 def dense_forward(network: Network, params: State, x: Tensor) -> Tensor:
-    """Logits of a network called with the given tensors, of whatever size."""
-    logits: Tensor = functional_call(network, params, (x,))
+    """Logits of a network called with the given tensors, of whatever size; from any thread."""
+    logits: Tensor = functional_call(network.here(), params, (x,))
     return logits

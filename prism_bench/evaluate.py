@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from prism_bench.algorithm import ServerModel
 from prism_bench.data.dataset import Dataset
+from prism_bench.processor import in_threads
 
 
-@torch.inference_mode()
-def evaluate(model: ServerModel, data: Dataset, batch: int) -> tuple[float, float]:
+def evaluate(model: ServerModel, data: Dataset, batch: int, workers: int = 1) -> tuple[float, float]:
     """Accuracy in % and mean loss. Batches are of nearly equal size, as BatchNorm uses each one's statistics."""
     total = len(data.test)
-    correct = torch.zeros((), dtype=torch.int64, device=data.test.labels.device)
-    loss = torch.zeros((), device=data.test.labels.device)
     parts = max(1, -(-total // batch))
-    for part in range(parts):
+
+    @torch.inference_mode()
+    def of_part(part: int) -> tuple[Tensor, Tensor]:
         # Every so many-th sample: a test set in order of class or writer still gives batches like the whole.
         inputs, labels = data.test.inputs[part::parts], data.test.labels[part::parts]
         logits = model.forward(model.state, data.prepare(inputs))
-        correct += (logits.argmax(1) == labels).sum()
-        loss += F.cross_entropy(logits, labels, reduction="sum")
-    return 100 * correct.item() / total, loss.item() / total
+        return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
+
+    correct, losses = zip(*in_threads(of_part, range(parts), min(parts, workers)), strict=True)
+    return 100 * torch.stack(correct).sum().item() / total, torch.stack(losses).sum().item() / total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from torch import Tensor
 
 import prism_bench
 from prism_bench import costs, registry
-from prism_bench.algorithm import Algorithm, Client
+from prism_bench.algorithm import Algorithm, Client, Forward
 from prism_bench.axes import Selection, State
 from prism_bench.capacity import Capacity
 from prism_bench.config import Evaluation, Execution, Settings, Training, identity, validate
@@ -28,6 +29,7 @@ from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.evaluate import evaluate
 from prism_bench.partition import Partition
 from prism_bench.probes import PROBES
+from prism_bench.processor import SMALL_STEP, in_threads
 from prism_bench.seeds import stream
 from prism_bench.submodel import Merge, gather_stacked
 from prism_bench.train import Local, train
@@ -50,9 +52,6 @@ DECIDING = (
     *("submodel.py", "train.py", "partition.py", "data/dataset.py", "models/layers.py", "models/network.py"),
 )
 """The harness's own modules that decide a run's numbers, beside the plugins'."""
-
-SMALL_STEP = 1e8
-"""MACs of a client's local step below which overhead outweighs arithmetic on a CPU, as measured on two cores."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +180,7 @@ class Federation:
         self.algorithm.keeps = self.keeps
         each = [costs.of_client(self.algorithm, keep, *about) for keep in self.keeps]
         self.client_costs = costs.average(each, run.capacity.share)
+        self._fewest: dict[Any, int] = {}
 
     @property
     def step_macs(self) -> float:
@@ -208,12 +208,22 @@ class Federation:
     def round(self, round: int) -> dict[str, Any]:
         """Select, gather, train, merge, refresh, evaluate."""
         opened = self.open(round)
-        for tasks in self.groups(opened.tasks):
-            state = opened.gather(tasks)
-            with opened.clock("train"):
-                losses = self.train(round, [task.client for task in tasks], state)
-            opened.add(tasks, state, losses)
+        with opened.clock("train"):
+            for tasks, state, losses in self.trained(opened):
+                opened.add(tasks, state, losses)
         return self.close(opened)
+
+    def trained(self, opened: Round) -> Iterator[tuple[list[Task], State, Tensor]]:
+        """Sub-models of the round's tasks after training, group by group in their order."""
+        stop = threading.Event()
+
+        def work(group: tuple[list[Task], State]) -> tuple[list[Task], State, Tensor]:
+            tasks, state = group
+            return tasks, state, self.train(opened.number, [task.client for task in tasks], state, stop)
+
+        groups = list(self.groups(opened.tasks))
+        states = ((tasks, opened.gather(tasks)) for tasks in groups)
+        return in_threads(work, states, min(len(groups), self.workers), stop)
 
     def open(self, round: int) -> Round:
         """Draw the round's clients and select what each trains."""
@@ -225,11 +235,32 @@ class Federation:
             tasks = [Task(client.number, selection) for client, selections in pairs for selection in selections]
             return Round(round, tasks, self.algorithm, clock)
 
-    def train(self, round: int, clients: Sequence[int], state: State) -> Tensor:
+    def train(
+        self, round: int, clients: Sequence[int], state: State, stop: threading.Event | None = None
+    ) -> Tensor:
         """Train stacked sub-models in place, one a client; returns their losses. Server's tensors are not read."""
         run = self.run
         work = [Local.plan(self.partition[client], run.training, run.seed, round, client) for client in clients]
-        return train(self.algorithm, state, work, self.data, run.training, self.learning_rate(round))
+        forward = self.forward({name: tuple(tensor.shape[1:]) for name, tensor in state.items()})
+        lr = self.learning_rate(round)
+        return train(self.algorithm, state, work, self.data, run.training, lr, forward=forward, stop=stop)
+
+    def forward(self, shapes: dict[str, tuple[int, ...]]) -> Forward:
+        """Of the algorithm's equivalent forwards, the one of least MACs for a sub-model of these shapes."""
+        ways = self.algorithm.equivalents()
+        if len(ways) == 1:
+            return ways[0]
+        key = tuple(shapes.values())
+        if key not in self._fewest:
+            about = (shapes, self.data.signature, self.run.training.batch)
+            macs = [costs.measure(way, *about).macs for way in ways]
+            self._fewest[key] = macs.index(min(macs))
+        return ways[self._fewest[key]]
+
+    @property
+    def workers(self) -> int:
+        """How many groups of clients, or batches of the test, are computed side by side."""
+        return torch.get_num_threads() if self.device.type == "cpu" else 1
 
     def close(self, opened: Round) -> dict[str, Any]:
         """Take over what came back, evaluate, and say how the round went."""
@@ -254,10 +285,10 @@ class Federation:
     def accuracies(self) -> dict[str, float]:
         """In %, of the model that the method deploys, of its full model and of the part that was trained."""
         batch = self.run.evaluation.batch
-        full = trained = evaluate(self.algorithm.full_model(), self.data, batch)
+        full = trained = evaluate(self.algorithm.full_model(), self.data, batch, self.workers)
         part = self.algorithm.trained_part()
         if part is not None:
-            trained = evaluate(part, self.data, batch)
+            trained = evaluate(part, self.data, batch, self.workers)
         accuracy, loss = full if self.algorithm.deploys == "full" else trained
         return {
             "accuracy": accuracy,
@@ -319,23 +350,31 @@ class Round:
 
 
 class Stopwatch:
-    """Seconds by stage; waits for the device, so that a stage pays for its own work."""
+    """Seconds by stage; waits for the device, so that a stage pays for its own work. A stage within another stops it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: dict[str, float] = dict.fromkeys(("create", "train", "merge", "refresh", "evaluate"), 0.0)
+        self.inside: list[str] = []
+        self.since = 0.0
 
-    def __call__(self, stage: str) -> Stopwatch:
-        self.stage = stage
-        return self
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        self._charge()
+        self.inside.append(stage)
+        try:
+            yield
+        finally:
+            self._charge()
+            self.inside.pop()
 
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
+    def _charge(self) -> None:
         if self.device.type in ("cuda", "mps"):
             getattr(torch, self.device.type).synchronize()
-        self.seconds[self.stage] += time.perf_counter() - self.start
+        now = time.perf_counter()
+        if self.inside:
+            self.seconds[self.inside[-1]] += now - self.since
+        self.since = now
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -360,22 +399,6 @@ def clients_at_once(execution: Execution, device: torch.device, step_macs: float
     if device.type != "cpu":
         return 20
     return 8 if step_macs < SMALL_STEP else 1
-
-
-@contextmanager
-def threads(execution: Execution, step_macs: float) -> Iterator[None]:
-    """Use so many threads of the CPU meanwhile.
-
-    With small operations a second thread gains little on an idle machine, and where another program has its core,
-    waiting for it made a run 5 to 15 times slower.
-    """
-    before = torch.get_num_threads()
-    auto = 1 if step_macs < SMALL_STEP else before
-    torch.set_num_threads(auto if execution.threads == "auto" else execution.threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def split(run: Run, data: Dataset) -> Partition:

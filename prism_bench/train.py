@@ -8,6 +8,7 @@ move and BatchNorm never sees padding: the result is what each client alone woul
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from prism_bench.algorithm import Algorithm
+from prism_bench.algorithm import Algorithm, Forward
 from prism_bench.axes import State
 from prism_bench.config import Training
-from prism_bench.data.dataset import Dataset, draw_augmentation, flip_and_crop
+from prism_bench.data.dataset import Dataset, channels_last, draw_augmentation, flip_and_crop
 from prism_bench.seeds import stream
 
 
@@ -52,21 +53,34 @@ class Local:
 
 
 def train(
-    algorithm: Algorithm, state: State, work: Sequence[Local], data: Dataset, training: Training, lr: float
+    algorithm: Algorithm,
+    state: State,
+    work: Sequence[Local],
+    data: Dataset,
+    training: Training,
+    lr: float,
+    forward: Forward | None = None,
+    stop: threading.Event | None = None,
 ) -> Tensor:
-    """Train stacked sub-models in place, the i-th on ``work[i]``; returns each one's mean loss over its steps."""
+    """Train stacked sub-models in place, the i-th on ``work[i]``; returns each one's mean loss over its steps.
+
+    ``forward`` is one of the algorithm's equivalent ones. Once ``stop`` is set, nothing of this is wanted any more.
+    """
+    forward = forward or algorithm.forward
     velocity = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     losses = torch.zeros(len(work), device=next(iter(state.values())).device)
     for step in range(max((len(local.batches) for local in work), default=0)):
+        if stop is not None and stop.is_set():
+            break
         for rows in _equal_batches(work, step):
             x, y = _load(data, [work[row] for row in rows], step, training)
             if len(rows) == len(work):
-                losses += _step(algorithm, state, velocity, x, y, training, lr)
+                losses += _step(algorithm, forward, state, velocity, x, y, training, lr)
                 continue
             chosen = torch.tensor(rows, device=losses.device)
             part = {name: tensor[chosen] for name, tensor in state.items()}
             part_velocity = {name: tensor[chosen] for name, tensor in velocity.items()}
-            losses[chosen] += _step(algorithm, part, part_velocity, x, y, training, lr)
+            losses[chosen] += _step(algorithm, forward, part, part_velocity, x, y, training, lr)
             for name in state:
                 state[name][chosen] = part[name]
                 velocity[name][chosen] = part_velocity[name]
@@ -95,14 +109,21 @@ def _load(data: Dataset, work: Sequence[Local], step: int, training: Training) -
 
 
 def _step(
-    algorithm: Algorithm, state: State, velocity: State, x: Tensor, y: Tensor, training: Training, lr: float
+    algorithm: Algorithm,
+    forward: Forward,
+    state: State,
+    velocity: State,
+    x: Tensor,
+    y: Tensor,
+    training: Training,
+    lr: float,
 ) -> Tensor:
     """One step of SGD with momentum on every stacked sub-model, in place; returns each one's loss."""
     params = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
     if len(x) == 1:
-        logits = algorithm.forward({name: tensor.squeeze(0) for name, tensor in params.items()}, x[0])[None]
+        logits = forward({name: tensor.squeeze(0) for name, tensor in params.items()}, channels_last(x[0]))[None]
     else:
-        logits = vmap(algorithm.forward)(params, x)
+        logits = vmap(forward)(params, x)
     loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y).mean(1)
     # Sub-models share no tensor, so the gradient of the sum is each one's own.
     gradients = dict(zip(params, torch.autograd.grad(loss.sum(), list(params.values())), strict=True))

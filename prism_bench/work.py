@@ -25,7 +25,8 @@ from prism_bench.errors import Diverged
 from prism_bench.experiment import Experiment
 from prism_bench.partition import Partition
 from prism_bench.results import summarise
-from prism_bench.rounds import Federation, Run, split, threads
+from prism_bench.processor import threads
+from prism_bench.rounds import Federation, Run, split
 from prism_bench.store import LOG, Busy, RunFolder, environment
 
 Tell = Callable[..., None]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from shared import ALGORITHMS
 
-from prism_bench import rounds
+from prism_bench import processor, rounds
 from prism_bench.capacity import Capacity
 from prism_bench.config import Execution
 from prism_bench.rounds import Federation, Run, split
@@ -122,7 +122,7 @@ def test_learning_rate_schedules():
 def test_threads_are_few_where_operations_are_small():
     before = torch.get_num_threads()
     for wanted, macs, expected in (("auto", 1e6, 1), ("auto", 1e9, before), (3, 1e6, 3)):
-        with rounds.threads(Execution(threads=wanted), macs):
+        with processor.threads(Execution(threads=wanted), macs):
             assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == before
 

@@ -44,10 +44,11 @@ class ConvNet(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         for conv, norm, pooled in zip(self.convs, self.norms, self.pool, strict=True):
-            x = F.relu(norm(conv(x)))
-            if pooled:
-                x = F.max_pool2d(x, 2)
-        logits: Tensor = self.classifier(x.flatten(1))
+            x = norm(conv(x))
+            # The largest of the positive parts is the positive part of the largest: pooled first, ReLU has less to do.
+            x = F.max_pool2d(x, 2) if pooled else x
+            x = F.relu(x if conv is not self.convs[-1] else x.flatten(1))
+        logits: Tensor = self.classifier(x)
         return logits
 
 

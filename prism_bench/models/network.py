@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from abc import abstractmethod
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import nn
@@ -13,6 +16,9 @@ from prism_bench.config import Settings
 from prism_bench.data.dataset import Signature
 from prism_bench.errors import BadInput
 from prism_bench.models.layers import Layer, Weighted
+
+
+_copies = threading.local()
 
 
 class Network(nn.Module):
@@ -35,6 +41,19 @@ class Network(nn.Module):
         return Layout(
             {f"{path}.{name}": dims for path, layer in self.layers().items() for name, dims in layer.dims().items()}
         )
+
+    def here(self) -> Network:
+        """This network, to be called with tensors by this thread.
+
+        `functional_call` puts the tensors into the module for the time of the call, so each thread needs its own.
+        """
+        if threading.current_thread() is threading.main_thread():
+            return self
+        copies = _copies.__dict__.setdefault("of", WeakKeyDictionary())
+        if self not in copies:
+            copies[self] = copy.deepcopy(self)
+        own: Network = copies[self]
+        return own
 
     def initial(self, rng: np.random.Generator) -> State:
         """Fresh values for every parameter, on the CPU."""
