@@ -235,9 +235,7 @@ class Federation:
             tasks = [Task(client.number, selection) for client, selections in pairs for selection in selections]
             return Round(round, tasks, self.algorithm, clock)
 
-    def train(
-        self, round: int, clients: Sequence[int], state: State, stop: threading.Event | None = None
-    ) -> Tensor:
+    def train(self, round: int, clients: Sequence[int], state: State, stop: threading.Event | None = None) -> Tensor:
         """Train stacked sub-models in place, one a client; returns their losses. Server's tensors are not read."""
         run = self.run
         work = [Local.plan(self.partition[client], run.training, run.seed, round, client) for client in clients]
@@ -350,7 +348,7 @@ class Round:
 
 
 class Stopwatch:
-    """Seconds by stage; waits for the device, so that a stage pays for its own work. A stage within another stops it."""
+    """Seconds by stage; waits for the device, so that a stage pays for its own work. One within another stops it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

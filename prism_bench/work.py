@@ -24,8 +24,8 @@ from prism_bench.data.dataset import Dataset
 from prism_bench.errors import Diverged
 from prism_bench.experiment import Experiment
 from prism_bench.partition import Partition
-from prism_bench.results import summarise
 from prism_bench.processor import threads
+from prism_bench.results import summarise
 from prism_bench.rounds import Federation, Run, split
 from prism_bench.store import LOG, Busy, RunFolder, environment
 

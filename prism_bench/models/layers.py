@@ -6,7 +6,6 @@ A network is built once on the meta device; `torch.func.functional_call` with sm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import overload
 
 import numpy as np
@@ -98,17 +97,14 @@ class Weighted(Layer):
         """A linear map of the features at each position: weight (out, in), no kernel."""
         raise NotImplementedError
 
-    def map(self) -> Callable[[Tensor], Tensor]:
-        """The layer as a function, with what does not depend on its input worked out once."""
-        bias = self.scaled(self.bias)
-        if self.rank is None:
-            weight = self.scaled(self.weight)
-            return lambda x: self.product(x, weight, bias)
-        u, v = self.scaled(self.u), self.v
-        return lambda x: self.mix(self.product(x, v), u, bias)
+    def matrices(self) -> list[Tensor]:
+        """What the layer multiplies by: its weight, or V and then U."""
+        return [self.scaled(self.weight)] if self.rank is None else [self.v, self.scaled(self.u)]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.map()(x)
+        first, *rest = self.matrices()
+        bias = self.scaled(self.bias)
+        return self.mix(self.product(x, first), rest[0], bias) if rest else self.product(x, first, bias)
 
 
 class Conv2d(Weighted):

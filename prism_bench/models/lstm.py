@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from pydantic import PositiveInt
@@ -19,7 +20,7 @@ class LSTMLayer(nn.Module):
     """One layer: an input and a recurrent matrix, each with the four gates stacked along the hidden axis.
 
     Factorised, both run as V then U: the input's for the whole sequence in one product, the recurrent one's at every
-    step. The steps are the only loop; clients, samples and gates share each operation in it.
+    step.
     """
 
     def __init__(self, inputs: Axis, hidden: Axis) -> None:
@@ -30,18 +31,95 @@ class LSTMLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """States at every step, (steps, batch, hidden), of inputs (steps, batch, features)."""
-        arriving, recurrent = self.input(x), self.recurrent.map()
+        states: Tensor = Recurrence.apply(self.input(x), *self.recurrent.matrices())[0]  # type: ignore[no-untyped-call]
+        return states
+
+
+class Recurrence(torch.autograd.Function):
+    """An LSTM's steps, given what arrives from its inputs at each: states (steps, batch, hidden).
+
+    The steps are the only loop; clients, samples and gates share each operation in it. The backward pass is written
+    out, as autograd's would add up the recurrent matrix's gradient step by step: here it is one product at the end.
+    Gates are in torch's order: input, forget, cell, output.
+    """
+
+    generate_vmap_rule = True
+    BLOCK = 25
+    """Steps whose factors are worked out together in the backward pass."""
+
+    @staticmethod
+    def forward(arriving: Tensor, *matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         size = arriving.shape[-1] // 4
+        gates = arriving.clone()
         state = memory = arriving.new_zeros(*arriving.shape[1:-1], size)
-        states = []
-        for now in arriving.unbind(0):
-            # In torch's order: input, forget, cell, output.
-            gates = now + recurrent(state)
-            let_in, forget, cell, let_out = gates.split(size, -1)
-            memory = torch.sigmoid(forget) * memory + torch.sigmoid(let_in) * torch.tanh(cell)
-            state = torch.sigmoid(let_out) * torch.tanh(memory)
-            states.append(state)
-        return torch.stack(states)
+        states, memories = (arriving.new_zeros(*arriving.shape[:-1], size) for _ in range(2))
+        for step in range(len(arriving)):
+            now = gates[step]
+            now += through(matrices, state)
+            let_in, forget, cell, let_out = now.split(size, -1)
+            now[..., : 2 * size].sigmoid_()
+            cell.tanh_()
+            let_out.sigmoid_()
+            memory = forget * memory + let_in * cell
+            state = let_out * memory.tanh()
+            memories[step], states[step] = memory, state
+        return states, gates, memories
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        _, *matrices = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*output, *matrices)
+
+    @staticmethod
+    def backward(ctx: Any, of_states: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        states, gates, memories, *matrices = ctx.saved_tensors
+        steps, size = states.shape[0], states.shape[-1]
+        before = torch.cat([torch.zeros_like(states[:1]), states[:-1]])
+        of_gates = torch.zeros_like(gates)
+        of_state = of_memory = torch.zeros_like(states[0])
+        for last in range(steps, 0, -Recurrence.BLOCK):
+            first = max(0, last - Recurrence.BLOCK)
+            let_in, forget, cell, let_out = gates[first:last].unflatten(-1, (4, size)).unbind(-2)
+            earlier = memories[first - 1 : last - 1] if first else torch.cat([memories[:1] * 0, memories[: last - 1]])
+            seen = memories[first:last].tanh()
+            to_memory = let_out * (1 - seen * seen)
+            # By what the gradient of the memory, and for the last gate of the state, is multiplied to be the gates'.
+            factors = torch.stack(
+                [cell * let_in * (1 - let_in), earlier * forget * (1 - forget), let_in * (1 - cell * cell)], -2
+            )
+            of_let_out = seen * let_out * (1 - let_out)
+            for step in range(last - 1, first - 1, -1):
+                at = step - first
+                of_state = of_state + of_states[step]
+                of_memory = of_memory + of_state * to_memory[at]
+                now = of_gates[step]
+                now[..., : 3 * size] = (factors[at] * of_memory.unsqueeze(-2)).flatten(-2)
+                now[..., 3 * size :] = of_let_out[at] * of_state
+                of_memory = of_memory * forget[at]
+                of_state = back(matrices, now)
+        return of_gates, *of_matrices(matrices, before.flatten(0, 1), of_gates.flatten(0, 1))
+
+
+def through(matrices: Sequence[Tensor], x: Tensor) -> Tensor:
+    """One linear map after the other."""
+    for matrix in matrices:
+        x = x @ matrix.mT
+    return x
+
+
+def back(matrices: Sequence[Tensor], gradient: Tensor) -> Tensor:
+    """The gradient of their input, given that of their output."""
+    for matrix in reversed(matrices):
+        gradient = gradient @ matrix
+    return gradient
+
+
+def of_matrices(matrices: Sequence[Tensor], x: Tensor, gradient: Tensor) -> list[Tensor]:
+    """The gradients of the maps themselves."""
+    return [
+        back(matrices[number + 1 :], gradient).mT @ through(matrices[:number], x) for number in range(len(matrices))
+    ]
 
 
 class LSTMClassifier(Network):

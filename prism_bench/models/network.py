@@ -17,7 +17,6 @@ from prism_bench.data.dataset import Signature
 from prism_bench.errors import BadInput
 from prism_bench.models.layers import Layer, Weighted
 
-
 _copies = threading.local()
 
 

@@ -15,8 +15,8 @@ from prism_bench.experiment import blaming
 from prism_bench.integrations.fedml.config import Config
 from prism_bench.integrations.fedml.data import to_fedml
 from prism_bench.integrations.fedml.sides import Server, Worker
-from prism_bench.results import Results
 from prism_bench.processor import threads
+from prism_bench.results import Results
 from prism_bench.rounds import Federation
 from prism_bench.runner import Outcome, carry_out, export
 from prism_bench.work import Shelf
