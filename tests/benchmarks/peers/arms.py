@@ -19,6 +19,8 @@ import numpy as np
 HERE = Path(__file__).parent
 PATIENCE = 600
 """Seconds that an arm may take to get ready, and for a round."""
+SETTLING = 0.3
+"""Seconds from going on to the round: what a framework does on a timer has come due meanwhile."""
 
 
 class Failed(Exception):
@@ -27,6 +29,7 @@ class Failed(Exception):
 
 def environment(arm: str, folder: Path, torch: str) -> str:
     """The Python of the arm's environment, which is made where it is missing or has other requirements."""
+    arm = arm.partition("_")[0]
     listed = HERE / f"{arm}.txt"
     if not listed.exists():
         return sys.executable
@@ -63,7 +66,7 @@ class Arm:
         """What fails inside ends this arm, and no other."""
         try:
             yield
-        except Failed as problem:
+        except (Failed, OSError) as problem:
             self.error = str(problem)
             self.stop()
 
@@ -90,8 +93,9 @@ class Arm:
         _send(signal.SIGSTOP, self._family())
 
     def round(self, measured: bool = True) -> None:
-        """Let it do one round. Before and after it is stopped, since a framework's threads look for work all the time."""
+        """Let it do one round. It is stopped before and after: some frameworks look for work all the time."""
         _send(signal.SIGCONT, self._family())
+        time.sleep(SETTLING)
         cpu, start = self._cpu_seconds(), time.perf_counter()
         with suppress(BrokenPipeError):
             self._connection.send("go")

@@ -23,9 +23,9 @@ import pandas as pd
 import torch
 from arms import Arm, Failed, environment
 
-NAMES = ("ours", "plain", "pfl", "flower", "fedml")
-YARDSTICKS = ("plain", "pfl")
-"""Ratios are to the faster of these."""
+NAMES = ("ours", "plain", "pfl", "pfl_processes", "flower", "fedml")
+YARDSTICKS = ("plain", "pfl", "pfl_processes")
+"""Ratios are to the fastest of these."""
 TOLERANCE = 5e-5
 """Of weights after warming up. Later, rounding has grown too far to tell anything."""
 MALLOC = {"default": {}, "raised": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}}
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = ours_arm.settings(options.clients, options.active, options.samples)
         ours_arm.work(settings, options.warmup + options.rounds).write(work)
         for threads in options.threads:
-            arms = [Arm(name, errors.get(name, "")) for name in options.arms]
+            # With one process, pfl_processes is pfl.
+            arms = [Arm(name, errors.get(name, "")) for name in options.arms if threads > 1 or name != "pfl_processes"]
             _take_turns(arms, pythons, work, threads, options)
             frame = _summarise(arms).assign(threads=threads, malloc=options.malloc, rounds=options.rounds, **_machine())
             print(_text(frame), flush=True)
@@ -85,7 +86,8 @@ def _take_turns(
     variables, order = _variables(work.parent, threads, options.malloc), random.Random(0)
     try:
         for arm in _well(arms):
-            arm.start(pythons[arm.name], work, threads, options.warmup, variables)
+            with arm.trying():
+                arm.start(pythons[arm.name], work, threads, options.warmup, variables)
         for arm in _well(arms):
             with arm.trying():
                 arm.get_ready()
@@ -122,7 +124,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _summarise(arms: Sequence[Arm]) -> pd.DataFrame:
-    """A row for each arm, with ratios to the faster yardstick and differences to the weights of `plain`."""
+    """A row for each arm, with ratios to the fastest yardstick and differences to the weights of `plain`."""
     plain = next((arm for arm in _well(arms) if arm.name == "plain"), None)
     rows = []
     for arm in arms:
@@ -150,7 +152,7 @@ def _difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> flo
 
 def _text(frame: pd.DataFrame) -> str:
     lines = [
-        f"\n{frame['threads'].iloc[0]} thread(s): median seconds a round (min-max), times the faster of plain and pfl"
+        f"\n{frame['threads'].iloc[0]} thread(s): median seconds a round (min-max), times the fastest of plain and pfl"
     ]
     for row in frame.to_dict("records"):
         clocks = (
@@ -160,7 +162,7 @@ def _text(frame: pd.DataFrame) -> str:
         )
         weights = f"weights ±{row['difference_warm']:.0e}, at the end ±{row['difference_final']:.0e}"
         told = row["error"] or f"{', '.join(clocks)}; {weights}"
-        lines.append(f"  {row['arm']:<6}  {told}")
+        lines.append(f"  {row['arm']:<13}  {told}")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from work import Work
 from worker import Turns
 
 from prism_bench.config import Execution
-from prism_bench.rounds import Federation, Run, split, threads
+from prism_bench.rounds import Federation, Run, split
 from prism_bench.train import Local
 
 
@@ -53,11 +53,10 @@ def work(settings: dict[str, Any], rounds: int) -> Work:
     )
 
 
-def run(path: Path, count: int, turns: Turns) -> None:
+def run(path: Path, threads: int, turns: Turns) -> None:
     work = Work.read(path)
-    one = federation(work.settings, count)
-    with threads(one.execution, one.step_macs):
-        for round in range(work.rounds):
-            turns.wait(one.algorithm.state)
-            one.round(round)
+    one = federation(work.settings, threads)
+    for round in range(work.rounds):
+        turns.wait(one.algorithm.state)
+        one.round(round)
     turns.finish(one.algorithm.state)

@@ -1,4 +1,4 @@
-"""pfl-research: `FederatedAveraging` on its `SimulatedBackend`, in one process.
+"""pfl-research: `FederatedAveraging` on its `SimulatedBackend`.
 
 Users are drawn by a sampler that follows the work. Switched off: evaluation, and metrics to the console.
 """
@@ -24,24 +24,30 @@ from worker import Turns
 
 
 class Pause(TrainingProcessCallback):
-    """Waits for its turn before each round."""
+    """Waits for its turn before each round; where there are more processes than one, the others wait for the first."""
 
-    def __init__(self, turns: Turns, rounds: int) -> None:
+    def __init__(self, turns: Turns | None, rounds: int) -> None:
         self.turns, self.rounds = turns, rounds
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
-        self.turns.wait(model.pytorch_model.state_dict())
+        self._wait(model)
         return Metrics()
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         if central_iteration + 1 < self.rounds:
-            self.turns.wait(model.pytorch_model.state_dict())
+            self._wait(model)
         return False, Metrics()
 
+    def _wait(self, model: PyTorchModel) -> None:
+        if self.turns:
+            self.turns.wait(model.pytorch_model.state_dict())
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
 
-def run(path: Path, threads: int, turns: Turns) -> None:
+
+def run(path: Path, threads: int, turns: Turns | None) -> None:
     work = Work.read(path)
     net = work.net()
     # pfl asks the module for its loss, and for metrics in a round with evaluation, which the first always is.
@@ -67,4 +73,5 @@ def run(path: Path, threads: int, turns: Turns) -> None:
         callbacks=[Pause(turns, work.rounds)],
         send_metrics_to_platform=False,
     )
-    turns.finish(net.state_dict())
+    if turns:
+        turns.finish(net.state_dict())

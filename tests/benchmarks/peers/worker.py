@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-PACKAGES = {"ours": "prism-bench", "plain": "torch", "pfl": "pfl", "flower": "flwr", "fedml": "fedml"}
+PACKAGES = {
+    "ours": "prism-bench",
+    "plain": "torch",
+    "pfl": "pfl",
+    "pfl_processes": "pfl",
+    "flower": "flwr",
+    "fedml": "fedml",
+}
 
 
 Weights = Mapping[str, Any]
