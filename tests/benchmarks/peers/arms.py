@@ -70,11 +70,11 @@ class Arm:
             self.error = str(problem)
             self.stop()
 
-    def start(self, python: str, work: Path, threads: int, warmup: int, variables: Mapping[str, str]) -> None:
+    def start(self, python: str, work: Path, threads: int, early: int, variables: Mapping[str, str]) -> None:
         self._weights = work.with_name(f"{self.name}-{threads}")
         self._log = self._weights.with_suffix(".log")
         self._connection, theirs = Pipe()
-        command = [python, HERE / "worker.py", self.name, work, threads, warmup, self._weights, theirs.fileno()]
+        command = [python, HERE / "worker.py", self.name, work, threads, early, self._weights, theirs.fileno()]
         with self._log.open("wb") as log, theirs:
             self._process = subprocess.Popen(
                 [str(part) for part in command],
@@ -112,7 +112,7 @@ class Arm:
         self.stop(patience=30)
 
     def weights(self, when: str) -> dict[str, np.ndarray]:
-        """Those that it handed in: ``warm``, after warming up, or ``final``."""
+        """Those that it handed in: ``early`` or ``final``."""
         with np.load(f"{self._weights}-{when}.npz") as file:
             return dict(file)
 
