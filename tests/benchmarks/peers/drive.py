@@ -48,13 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Failed as problem:
             errors[name] = str(problem)
     frames = []
-    with TemporaryDirectory(prefix="peers-") as folder:
+    with TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         work = Path(folder) / "work.npz"
         settings = ours_arm.settings(options.clients, options.active, options.samples)
         ours_arm.work(settings, options.warmup + options.rounds).write(work)
         for threads in options.threads:
-            # With one process, pfl_processes is pfl.
-            arms = [Arm(name, errors.get(name, "")) for name in options.arms if threads > 1 or name != "pfl_processes"]
+            # With one process it is pfl; and pfl deals a cohort out to its processes evenly, or not at all.
+            left_out = {"pfl_processes"} if threads == 1 or options.active % threads else set()
+            arms = [Arm(name, errors.get(name, "")) for name in options.arms if name not in left_out]
             _take_turns(arms, pythons, work, threads, options)
             frame = _summarise(arms).assign(threads=threads, malloc=options.malloc, rounds=options.rounds, **_machine())
             print(_text(frame), flush=True)
