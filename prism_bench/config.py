@@ -87,6 +87,9 @@ class Training(Settings):
     decay: NonNegativeFloat = Field(2e-4, description="weight decay, and λ of the factors' regulariser")
     clip: PositiveFloat | None = Field(None, description="largest norm of a client's gradient")
     augment: bool = Field(True, description="flip and crop, where the data set asks for it")
+    precision: Literal["float32", "tf32", "bfloat16"] = Field(
+        "float32", description="of products, in training and in evaluation; tf32 is for GPUs that have it"
+    )
 
 
 Probe = Literal["rank", "sampling", "features"]
@@ -113,6 +116,9 @@ class Execution(Settings):
     )
     threads: PositiveInt | Literal["auto"] = Field(
         "auto", description="of the CPU; auto: one where the model is small, else what torch takes"
+    )
+    compile: bool = Field(
+        False, description="torch.compile the forward pass: minutes at the start; on a CPU needs a C++ compiler"
     )
     keep_model: bool = Field(True, description="keep the server's tensors when a run is done")
     checkpoint: PositiveInt = Field(1, description="rounds between checkpoints: what a killed run loses at most")

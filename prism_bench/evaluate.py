@@ -8,10 +8,12 @@ from torch import Tensor
 
 from prism_bench.algorithm import ServerModel
 from prism_bench.data.dataset import Dataset
-from prism_bench.processor import in_threads
+from prism_bench.processor import arithmetic, compute, in_threads
 
 
-def evaluate(model: ServerModel, data: Dataset, batch: int, workers: int = 1) -> tuple[float, float]:
+def evaluate(
+    model: ServerModel, data: Dataset, batch: int, workers: int = 1, precision: str = "float32"
+) -> tuple[float, float]:
     """Accuracy in % and mean loss. Batches are of nearly equal size, as BatchNorm uses each one's statistics."""
     total = len(data.test)
     parts = max(1, -(-total // batch))
@@ -20,7 +22,8 @@ def evaluate(model: ServerModel, data: Dataset, batch: int, workers: int = 1) ->
     def of_part(part: int) -> tuple[Tensor, Tensor]:
         # Every so many-th sample: a test set in order of class or writer still gives batches like the whole.
         inputs, labels = data.test.inputs[part::parts], data.test.labels[part::parts]
-        logits = model.forward(model.state, data.prepare(inputs))
+        with arithmetic(precision):
+            logits = compute(model.forward, precision)(model.state, data.prepare(inputs))
         return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
 
     correct, losses = zip(*in_threads(of_part, range(parts), min(parts, workers)), strict=True)

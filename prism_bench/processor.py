@@ -1,4 +1,4 @@
-"""The CPU: its threads, and the memory it has warm."""
+"""What a run computes with: threads of the CPU, memory that stays warm, and the precision of products."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
+from prism_bench.algorithm import Forward
+from prism_bench.axes import State
 from prism_bench.config import Execution
 
 SMALL_STEP = 3e7
 """MACs of a client's local step below which overhead outweighs arithmetic on a CPU, as measured on two cores."""
 
-In, Out = TypeVar("In"), TypeVar("Out")
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 
 @contextmanager
@@ -64,6 +68,30 @@ def in_threads(
                 stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@contextmanager
+def arithmetic(precision: str) -> Iterator[None]:
+    """Multiply float32 numbers meanwhile as they are, or rounded to tf32."""
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = cuda.allow_tf32, cudnn.allow_tf32
+    cuda.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        cuda.allow_tf32, cudnn.allow_tf32 = before
+
+
+def compute(forward: Forward, precision: str) -> Forward:
+    """A forward that computes in that precision. The tensors it is called with, and its logits, are float32."""
+    if precision != "bfloat16":
+        return forward
+
+    def in_bfloat16(params: State, x: Tensor) -> Tensor:
+        short = {name: tensor.bfloat16() for name, tensor in params.items()}
+        return forward(short, x.bfloat16() if x.is_floating_point() else x).float()
+
+    return in_bfloat16
 
 
 def keep_memory() -> None:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.evaluate import evaluate
 from prism_bench.partition import Partition
 from prism_bench.probes import PROBES
-from prism_bench.processor import SMALL_STEP, in_threads
+from prism_bench.processor import SMALL_STEP, compute, in_threads
 from prism_bench.seeds import stream
 from prism_bench.submodel import Merge, gather_stacked
-from prism_bench.train import Local, train
+from prism_bench.train import Local, stacked, train
 
 PLUGINS: Mapping[str, registry.Kind] = {
     "data": "datasets",
@@ -180,7 +181,9 @@ class Federation:
         self.algorithm.keeps = self.keeps
         each = [costs.of_client(self.algorithm, keep, *about) for keep in self.keeps]
         self.client_costs = costs.average(each, run.capacity.share)
-        self._fewest: dict[Any, int] = {}
+        largest = max(one.activation_bytes + 2 * one.transfer_bytes for one in each)
+        self.at_once = clients_at_once(execution, self.device, self.step_macs, largest)
+        self._forwards: dict[Any, Forward] = {}
 
     @property
     def step_macs(self) -> float:
@@ -214,16 +217,28 @@ class Federation:
         return self.close(opened)
 
     def trained(self, opened: Round) -> Iterator[tuple[list[Task], State, Tensor]]:
-        """Sub-models of the round's tasks after training, group by group in their order."""
+        """Sub-models of the round's tasks after training, group by group in their order.
+
+        A group that the device has no memory for is done again from the start, half as many clients at a time, and so
+        are all that follow.
+        """
         stop = threading.Event()
 
-        def work(group: tuple[list[Task], State]) -> tuple[list[Task], State, Tensor]:
+        def work(group: tuple[list[Task], State]) -> list[tuple[list[Task], State, Tensor]]:
             tasks, state = group
-            return tasks, state, self.train(opened.number, [task.client for task in tasks], state, stop)
+            try:
+                return [(tasks, state, self.train(opened.number, [task.client for task in tasks], state, stop))]
+            except torch.OutOfMemoryError:
+                if len(tasks) == 1:
+                    raise
+            del group, state
+            self.at_once = -(-len(tasks) // 2)
+            halves = (tasks[: self.at_once], tasks[self.at_once :])
+            return [done for half in halves for done in work((half, opened.gather(half)))]
 
         groups = list(self.groups(opened.tasks))
         states = ((tasks, opened.gather(tasks)) for tasks in groups)
-        return in_threads(work, states, min(len(groups), self.workers), stop)
+        return chain.from_iterable(in_threads(work, states, min(len(groups), self.workers), stop))
 
     def open(self, round: int) -> Round:
         """Draw the round's clients and select what each trains."""
@@ -244,21 +259,20 @@ class Federation:
         return train(self.algorithm, state, work, self.data, run.training, lr, forward=forward, stop=stop)
 
     def forward(self, shapes: dict[str, tuple[int, ...]]) -> Forward:
-        """Of the algorithm's equivalent forwards, the one of least MACs for a sub-model of these shapes."""
-        ways = self.algorithm.equivalents()
-        if len(ways) == 1:
-            return ways[0]
+        """Of the algorithm's equivalent forwards, the one of least MACs for a sub-model of these shapes; stacked."""
         key = tuple(shapes.values())
-        if key not in self._fewest:
+        if key not in self._forwards:
             about = (shapes, self.data.signature, self.run.training.batch)
-            macs = [costs.measure(way, *about).macs for way in ways]
-            self._fewest[key] = macs.index(min(macs))
-        return ways[self._fewest[key]]
+            ways = self.algorithm.equivalents()
+            best = min(ways, key=lambda way: costs.measure(way, *about).macs) if len(ways) > 1 else ways[0]
+            forward = stacked(compute(best, self.run.training.precision))
+            self._forwards[key] = torch.compile(forward) if self.execution.compile else forward
+        return self._forwards[key]
 
     @property
     def workers(self) -> int:
         """How many groups of clients, or batches of the test, are computed side by side."""
-        return torch.get_num_threads() if self.device.type == "cpu" else 1
+        return torch.get_num_threads() if self.device.type == "cpu" and not self.execution.compile else 1
 
     def close(self, opened: Round) -> dict[str, Any]:
         """Take over what came back, evaluate, and say how the round went."""
@@ -282,11 +296,11 @@ class Federation:
 
     def accuracies(self) -> dict[str, float]:
         """In %, of the model that the method deploys, of its full model and of the part that was trained."""
-        batch = self.run.evaluation.batch
-        full = trained = evaluate(self.algorithm.full_model(), self.data, batch, self.workers)
+        how = (self.data, self.run.evaluation.batch, self.workers, self.run.training.precision)
+        full = trained = evaluate(self.algorithm.full_model(), *how)
         part = self.algorithm.trained_part()
         if part is not None:
-            trained = evaluate(part, self.data, batch, self.workers)
+            trained = evaluate(part, *how)
         accuracy, loss = full if self.algorithm.deploys == "full" else trained
         return {
             "accuracy": accuracy,
@@ -306,10 +320,9 @@ class Federation:
         alike: dict[Any, list[Task]] = defaultdict(list)
         for task in tasks:
             alike[tuple(sorted((axis, len(indices)) for axis, indices in task.selection.items()))].append(task)
-        at_once = clients_at_once(self.execution, self.device, self.step_macs)
         for equal in alike.values():
-            for start in range(0, len(equal), at_once):
-                yield equal[start : start + at_once]
+            for start in range(0, len(equal), self.at_once):
+                yield equal[start : start + self.at_once]
 
     def costs(self) -> dict[str, float]:
         """What one client pays in one round, what it would for the full model, and the mean keep ratio behind it."""
@@ -386,17 +399,18 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def clients_at_once(execution: Execution, device: torch.device, step_macs: float) -> int:
-    """How many clients train in one pass.
+def clients_at_once(execution: Execution, device: torch.device, step_macs: float, client_bytes: float) -> int:
+    """How many clients train in one pass, where each takes so many MACs a step and so many bytes.
 
     On a CPU, stacking saves the overhead of many small operations and loses once the operations are large enough to
-    fill the caches (``tox -e bench``).
+    fill the caches (``tox -e bench``). On a GPU as many as fit into half of the memory that is free.
     """
     if execution.at_once != "auto":
         return execution.at_once
-    if device.type != "cpu":
-        return 20
-    return 8 if step_macs < SMALL_STEP else 1
+    if device.type == "cpu":
+        return 8 if step_macs < SMALL_STEP else 1
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**32
+    return max(1, min(64, int(free / 2 / client_bytes)))
 
 
 def split(run: Run, data: Dataset) -> Partition:

@@ -174,6 +174,22 @@ def check_batching(algorithm: str, params: Mapping[str, Any] | None = None, mode
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
+def check_equivalents(algorithm: str, params: Mapping[str, Any] | None = None, model: Mapping[str, Any] = TINY) -> None:
+    """Every way to the logits that it offers gives those of `forward`, and their gradients; in double precision."""
+    one = _double(federation(algorithm, params, model))
+    [[selection, *_]] = one.algorithm.select(0, [Client(0, 0.4)])
+    state = gather(one.algorithm.state, one.algorithm.layout, selection)
+    x = one.data.prepare(one.data.train.inputs[:6])
+    results = []
+    for forward in (one.algorithm.forward, *one.algorithm.equivalents()):
+        tensors = {name: tensor.clone().requires_grad_() for name, tensor in state.items()}
+        logits = forward(tensors, x)
+        results.append([logits, *torch.autograd.grad(logits.square().sum(), list(tensors.values()))])
+    for other in results[1:]:
+        for mine, theirs in zip(results[0], other, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
+
+
 def check_meta_step(algorithm: str, params: Mapping[str, Any] | None = None, model: Mapping[str, Any] = TINY) -> None:
     """A training step runs on the meta device: no tensor is left behind on another."""
     meta = torch.device("meta")
@@ -234,6 +250,7 @@ CHECKS: tuple[Check, ...] = (
     check_learning,
     check_resume,
     check_batching,
+    check_equivalents,
     check_meta_step,
     check_costs,
 )

@@ -7,6 +7,7 @@ move and BatchNorm never sees padding: the result is what each client alone woul
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import defaultdict
@@ -23,6 +24,7 @@ from prism_bench.algorithm import Algorithm, Forward
 from prism_bench.axes import State
 from prism_bench.config import Training
 from prism_bench.data.dataset import Dataset, channels_last, draw_augmentation, flip_and_crop
+from prism_bench.processor import arithmetic
 from prism_bench.seeds import stream
 
 
@@ -64,48 +66,82 @@ def train(
 ) -> Tensor:
     """Train stacked sub-models in place, the i-th on ``work[i]``; returns each one's mean loss over its steps.
 
-    ``forward`` is one of the algorithm's equivalent ones. Once ``stop`` is set, nothing of this is wanted any more.
+    ``forward`` is one of the algorithm's equivalent ones, `stacked`. Once ``stop`` is set, nothing of this is wanted.
     """
-    forward = forward or algorithm.forward
+    forward = forward or stacked(algorithm.forward)
     velocity = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     losses = torch.zeros(len(work), device=next(iter(state.values())).device)
-    for step in range(max((len(local.batches) for local in work), default=0)):
-        if stop is not None and stop.is_set():
-            break
-        for rows in _equal_batches(work, step):
-            x, y = _load(data, [work[row] for row in rows], step, training)
-            if len(rows) == len(work):
-                losses += _step(algorithm, forward, state, velocity, x, y, training, lr)
-                continue
-            chosen = torch.tensor(rows, device=losses.device)
-            part = {name: tensor[chosen] for name, tensor in state.items()}
-            part_velocity = {name: tensor[chosen] for name, tensor in velocity.items()}
-            losses[chosen] += _step(algorithm, forward, part, part_velocity, x, y, training, lr)
-            for name in state:
-                state[name][chosen] = part[name]
-                velocity[name][chosen] = part_velocity[name]
-    steps = torch.tensor([max(1, len(local.batches)) for local in work], device=losses.device)
+    batches = Batches(work, data, training)
+    with arithmetic(training.precision):
+        for step in range(batches.steps):
+            if stop is not None and stop.is_set():
+                break
+            for rows in batches.alike(step):
+                x, y = batches.load(rows, step)
+                if len(rows) == len(work):
+                    losses += _step(algorithm, forward, state, velocity, x, y, training, lr)
+                    continue
+                chosen = torch.tensor(rows).to(losses.device, non_blocking=True)
+                part = {name: tensor[chosen] for name, tensor in state.items()}
+                part_velocity = {name: tensor[chosen] for name, tensor in velocity.items()}
+                losses[chosen] += _step(algorithm, forward, part, part_velocity, x, y, training, lr)
+                for name in state:
+                    state[name][chosen] = part[name]
+                    velocity[name][chosen] = part_velocity[name]
+    steps = torch.tensor([max(1, len(local.batches)) for local in work]).to(losses.device, non_blocking=True)
     return losses / steps
 
 
-def _equal_batches(work: Sequence[Local], step: int) -> list[list[int]]:
-    groups: dict[int, list[int]] = defaultdict(list)
-    for row, local in enumerate(work):
-        if step < len(local.batches):
-            groups[len(local.batches[step])].append(row)
-    return list(groups.values())
+def stacked(forward: Forward) -> Forward:
+    """A forward of one sub-model as one of several: tensors and inputs with the client as leading dimension."""
+
+    def of_all(params: State, x: Tensor) -> Tensor:
+        if len(x) > 1:
+            logits: Tensor = vmap(forward)(params, x)
+            return logits
+        return forward({name: tensor.squeeze(0) for name, tensor in params.items()}, channels_last(x[0]))[None]
+
+    return of_all
 
 
-def _load(data: Dataset, work: Sequence[Local], step: int, training: Training) -> tuple[Tensor, Tensor]:
-    """The step's batch of each client, stacked: inputs (clients, batch, ...) and labels (clients, batch)."""
-    device = data.train.labels.device
-    indices = torch.from_numpy(np.stack([local.batches[step] for local in work])).to(device)
-    x, y = data.train.inputs[indices], data.train.labels[indices]
-    if data.augment and training.augment:
-        draws = [draw_augmentation(local.augment, indices.shape[1]) for local in work]
-        offsets, flips = (torch.from_numpy(np.concatenate(part)).to(device) for part in zip(*draws, strict=True))
-        x = flip_and_crop(x.flatten(0, 1), offsets, flips).view_as(x)
-    return data.prepare(x), y
+class Batches:
+    """The clients' batches of a round: which samples, and how they are shifted and flipped.
+
+    All of it is sent to the data's device at once, so that no step waits for the host.
+    """
+
+    def __init__(self, work: Sequence[Local], data: Dataset, training: Training) -> None:
+        self.data, self.sizes = data, [[len(batch) for batch in local.batches] for local in work]
+        self.steps = max(map(len, self.sizes), default=0)
+        ends = iter(itertools.accumulate(itertools.chain.from_iterable(self.sizes)))
+        self.ends = [list(itertools.islice(ends, len(sizes))) for sizes in self.sizes]
+        every = [batch for local in work for batch in local.batches]
+        self.samples = self._send(every or [np.zeros(0, int)])
+        self.shifts: list[Tensor] | None = None
+        if data.augment and training.augment and every:
+            draws = [draw_augmentation(local.augment, len(batch)) for local in work for batch in local.batches]
+            self.shifts = [self._send(part) for part in zip(*draws, strict=True)]
+
+    def _send(self, parts: Sequence[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(self.data.train.labels.device, non_blocking=True)
+
+    def alike(self, step: int) -> list[list[int]]:
+        """The clients that have a batch at this step, by its size."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for row, sizes in enumerate(self.sizes):
+            if step < len(sizes):
+                groups[sizes[step]].append(row)
+        return list(groups.values())
+
+    def load(self, rows: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+        """The step's batch of each client, stacked: inputs (clients, batch, ...) and labels (clients, batch)."""
+        places = [slice(self.ends[row][step] - self.sizes[row][step], self.ends[row][step]) for row in rows]
+        samples = torch.stack([self.samples[place] for place in places])
+        x, y = self.data.train.inputs[samples], self.data.train.labels[samples]
+        if self.shifts is not None:
+            offsets, flips = (torch.cat([part[place] for place in places]) for part in self.shifts)
+            x = flip_and_crop(x.flatten(0, 1), offsets, flips).view_as(x)
+        return self.data.prepare(x), y
 
 
 def _step(
@@ -120,10 +156,7 @@ def _step(
 ) -> Tensor:
     """One step of SGD with momentum on every stacked sub-model, in place; returns each one's loss."""
     params = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
-    if len(x) == 1:
-        logits = forward({name: tensor.squeeze(0) for name, tensor in params.items()}, channels_last(x[0]))[None]
-    else:
-        logits = vmap(forward)(params, x)
+    logits = forward(params, x)
     loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y).mean(1)
     # Sub-models share no tensor, so the gradient of the sum is each one's own.
     gradients = dict(zip(params, torch.autograd.grad(loss.sum(), list(params.values())), strict=True))

@@ -31,7 +31,7 @@ class LSTMLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """States at every step, (steps, batch, hidden), of inputs (steps, batch, features)."""
-        states: Tensor = Recurrence.apply(self.input(x), *self.recurrent.matrices())[0]  # type: ignore[no-untyped-call]
+        states: Tensor = Recurrence.apply(self.input(x), *self.recurrent.matrices())[0]
         return states
 
 
@@ -56,7 +56,7 @@ class Recurrence(torch.autograd.Function):
         for step in range(len(arriving)):
             now = gates[step]
             now += through(matrices, state)
-            let_in, forget, cell, let_out = now.split(size, -1)
+            let_in, forget, cell, let_out = now.chunk(4, -1)
             now[..., : 2 * size].sigmoid_()
             cell.tanh_()
             let_out.sigmoid_()
@@ -80,8 +80,10 @@ class Recurrence(torch.autograd.Function):
         of_state = of_memory = torch.zeros_like(states[0])
         for last in range(steps, 0, -Recurrence.BLOCK):
             first = max(0, last - Recurrence.BLOCK)
-            let_in, forget, cell, let_out = gates[first:last].unflatten(-1, (4, size)).unbind(-2)
-            earlier = memories[first - 1 : last - 1] if first else torch.cat([memories[:1] * 0, memories[: last - 1]])
+            let_in, forget, cell, let_out = gates[first:last].chunk(4, -1)
+            earlier = memories[max(0, first - 1) : last - 1]
+            if first == 0:
+                earlier = torch.cat([torch.zeros_like(memories[:1]), earlier])
             seen = memories[first:last].tanh()
             to_memory = let_out * (1 - seen * seen)
             # By what the gradient of the memory, and for the last gate of the state, is multiplied to be the gates'.

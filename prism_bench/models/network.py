@@ -9,6 +9,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from torch import nn
 
 from prism_bench.axes import Layout, State
@@ -46,7 +47,7 @@ class Network(nn.Module):
 
         `functional_call` puts the tensors into the module for the time of the call, so each thread needs its own.
         """
-        if threading.current_thread() is threading.main_thread():
+        if torch.compiler.is_compiling() or threading.current_thread() is threading.main_thread():
             return self
         copies = _copies.__dict__.setdefault("of", WeakKeyDictionary())
         if self not in copies:
