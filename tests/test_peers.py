@@ -24,7 +24,7 @@ def test_same_weights_and_an_arm_that_fails_alone(tmp_path, monkeypatch, capsys)
     assert table.loc["flower", "error"] == "[Errno 2] No such file or directory: 'nowhere'"
     done = table.drop("flower")
     assert done["error"].isna().all()
-    assert done["difference_final"].max() < 1e-5
+    assert done["difference_early"].max() < 5e-3
     assert done.loc["plain", ["difference_early", "wall_ratio", "cpu_ratio"]].tolist() == [0, 1, 1]
     assert (done[["wall_min", "wall_median", "wall_max", "cpu_min", "cpu_median", "cpu_max"]] > 0).all(axis=None)
     assert (done[["threads", "rounds"]] == 1).all(axis=None)

@@ -593,4 +593,4 @@ def test_a_run_without_a_folder_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_execution_is_no_part_of_a_runs_identity():
     runs = [Experiment.load(TINY, {f"execution.{key}": 1}).runs[0] for key in ("threads", "at_once", "checkpoint")]
     assert len({run.identity for run in runs}) == 1
-    assert set(Execution.model_fields) == {"device", "threads", "at_once", "checkpoint", "keep_model"}
+    assert set(Execution.model_fields) == {"device", "threads", "at_once", "compile", "checkpoint", "keep_model"}

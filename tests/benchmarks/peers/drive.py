@@ -2,7 +2,7 @@
 
 Each arm is a process with the Python of its own environment, and they take turns: in every repetition each does one
 round while the others are stopped. Wall time is what counts with several threads, CPU-seconds with one: those of the
-arm's process and of all that descend from it, Ray's included. After two rounds all must have the weights that the loop
+arm's process and of all that descend from it, Ray's included. After one round all must have the weights that the loop
 by hand has, or they did other work. Exits with 1 where an arm failed; the others are measured all the same. Linux only.
 """
 
@@ -12,7 +12,7 @@ import argparse
 import os
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,11 +26,12 @@ from arms import Arm, Failed, environment
 NAMES = ("ours", "plain", "pfl", "pfl_processes", "flower", "fedml")
 YARDSTICKS = ("plain", "pfl", "pfl_processes")
 """Ratios are to the fastest of these."""
-CHECKED = 2
-"""Rounds after which weights are compared, or as many as there are to warm up: with each more, rounding grows."""
-TOLERANCE = 2e-5
-"""Of these weights. Rounding made 4e-6 of it; two batches of one client swapped, 9e-5."""
+CHECKED = 1
+"""Rounds after which weights are compared: with each more, rounding grows."""
+TOLERANCE = 5e-3
+"""Of the way that the weights have come by then. Rounding made 3e-4 of it; two batches of one client swapped, 2e-2."""
 MALLOC = {"default": {}, "raised": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}}
+Weights = Mapping[str, np.ndarray]
 COLUMNS = [
     *("arm", "version", "torch", "python", "threads", "malloc", "rounds"),
     *("wall_median", "wall_min", "wall_max", "wall_ratio", "cpu_median", "cpu_min", "cpu_max", "cpu_ratio"),
@@ -51,13 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         work = Path(folder) / "work.npz"
         settings = ours_arm.settings(options.clients, options.active, options.samples)
-        ours_arm.work(settings, options.warmup + options.rounds).write(work)
+        plan = ours_arm.work(settings, options.warmup + options.rounds)
+        plan.write(work)
         for threads in options.threads:
             # With one process it is pfl; and pfl deals a cohort out to its processes evenly, or not at all.
             left_out = {"pfl_processes"} if threads == 1 or options.active % threads else set()
             arms = [Arm(name, errors.get(name, "")) for name in options.arms if name not in left_out]
             _take_turns(arms, pythons, work, threads, options)
-            frame = _summarise(arms).assign(threads=threads, malloc=options.malloc, rounds=options.rounds, **_machine())
+            frame = _summarise(arms, plan.weights).assign(
+                threads=threads, malloc=options.malloc, rounds=options.rounds, **_machine()
+            )
             print(_text(frame), flush=True)
             frames.append(frame)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -139,18 +143,17 @@ def _machine() -> dict[str, Any]:
     return {"processor": names[0] if names else "unknown", "cores": os.cpu_count()}
 
 
-def _summarise(arms: Sequence[Arm]) -> pd.DataFrame:
+def _summarise(arms: Sequence[Arm], start: Weights) -> pd.DataFrame:
     """A row for each arm, with ratios to the fastest yardstick and differences to the weights of `plain`."""
     plain = next((arm for arm in _well(arms) if arm.name == "plain"), None)
     rows = []
     for arm in arms:
         row: dict[str, Any] = {"arm": arm.name, **arm.facts}
         if plain and not arm.error:
-            row |= {
-                f"difference_{when}": _difference(arm.weights(when), plain.weights(when)) for when in ("early", "final")
-            }
+            for when in ("early", "final"):
+                row[f"difference_{when}"] = _difference(arm.weights(when), plain.weights(when), start)
             if row["difference_early"] > TOLERANCE:
-                arm.error = f"other work: weights differ by {row['difference_early']:.1e} from those of plain"
+                arm.error = f"other work: weights are {row['difference_early']:.1e} of the way from those of plain"
         if not arm.error:
             for clock, seconds in zip(("wall", "cpu"), np.transpose(arm.rounds), strict=True):
                 row |= {f"{clock}_{what}": getattr(np, what)(seconds) for what in ("median", "min", "max")}
@@ -162,8 +165,15 @@ def _summarise(arms: Sequence[Arm]) -> pd.DataFrame:
     return frame
 
 
-def _difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    return max(float(abs(one[name] - other[name]).max()) for name in other)
+def _difference(one: Weights, other: Weights, start: Weights) -> float:
+    """How far apart two arms are, as a share of the way that the second has come.
+
+    Over all weights together: where the rounding of two nearly equal values lets the other one pass a pooling, a few
+    weights move by as much as a mistake would move them, but a mistake moves all.
+    """
+    pairs = ((one, other), (other, start))
+    apart, way = (np.sqrt(sum(np.square(a[name] - b[name]).sum() for name in start)) for a, b in pairs)
+    return float(apart / way)
 
 
 def _text(frame: pd.DataFrame) -> str:
