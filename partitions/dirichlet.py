@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
-from prism_bench.partition import Partition, Partitioner, samples_each
+from prism_bench.partition import Partition, Partitioner, samples_each, whole
 
 
 def dirichlet(
@@ -30,52 +30,75 @@ def dirichlet(
     """
     samples = samples_each(len(labels), clients, samples)
     # Classes that do not occur have no share to draw.
-    labels = np.unique(labels, return_inverse=True)[1]
-    supply = np.bincount(labels)
-    wishes = rng.dirichlet(np.full(len(supply), alpha), clients)
-    counts = _round(_fit(wishes, samples, supply), samples, supply, rng)
-
-    owners = np.full(len(labels), -1)
-    for label, column in enumerate(counts.T):
-        pool = rng.permutation(np.flatnonzero(labels == label))
-        owners[pool[: column.sum()]] = np.repeat(np.arange(clients), column)
+    supply = np.unique(labels, return_counts=True)[1]
+    counts = _counts(clients, samples, supply, alpha, rng)
+    owners = np.full(len(labels), -1, whole(clients))
+    pools = np.split(np.argsort(labels, kind="stable"), np.cumsum(supply)[:-1])
+    for pool, count in zip(pools, counts, strict=True):
+        dealt = np.repeat(np.arange(clients, dtype=owners.dtype), count)
+        owners[rng.permutation(pool)[: len(dealt)]] = dealt
     return Partition.from_owners(owners, clients)
 
 
-def _fit(wishes: np.ndarray, samples: int, supply: np.ndarray, rounds: int = 500) -> np.ndarray:
-    """Expected samples per client and class: rows add up to ``samples``, no column exceeds the supply."""
+def _counts(clients: int, samples: int, supply: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """Samples per class and client: each client's add up to ``samples``, each class's are within the supply."""
+    wishes = np.empty((len(supply), clients), np.float32)
+    for block in _blocks(clients):
+        wishes[:, block] = rng.dirichlet(np.full(len(supply), alpha), wishes[0, block].size).T
     # A share of exactly zero could never be raised, even where a class must be used up.
-    shares = np.maximum(wishes, 1e-12)
-    expected: np.ndarray = samples * shares / shares.sum(1, keepdims=True)
+    np.maximum(wishes, 1e-12, out=wishes)
+    return _round(wishes, _fit(wishes, samples, supply), samples, supply, rng)
+
+
+def _blocks(clients: int, size: int = 1 << 14) -> list[slice]:
+    """Some clients at a time: what is worked out on the way stays in the caches, and is no memory to speak of."""
+    return [slice(start, start + size) for start in range(0, clients, size)]
+
+
+def _fit(wishes: np.ndarray, samples: int, supply: np.ndarray, rounds: int = 500) -> np.ndarray:
+    """One factor a class, for the wishes of all clients, with which no class is asked for beyond its supply."""
+    factors = np.ones(len(supply), wishes.dtype)
     for _ in range(rounds):
-        asked = expected.sum(0)
-        if np.all(asked <= supply * (1 + 1e-6)):
+        asked = sum(
+            _expected(wishes[:, block], factors, samples).sum(1).astype(float) for block in _blocks(wishes.shape[1])
+        )
+        if np.all(asked <= supply * (1 + 1e-5)):
             break
-        expected *= np.minimum(1, supply / asked)
-        expected *= samples / expected.sum(1, keepdims=True)
-    return expected
+        factors *= np.minimum(1, supply / asked)
+    return factors
 
 
-def _round(expected: np.ndarray, samples: int, supply: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Whole numbers within one of the expected ones, with the same row sums, no column above the supply."""
-    clients, classes = expected.shape
-    # Rounding the running sum from a random start keeps the row's sum and is right on average for every entry.
-    start = rng.random((clients, 1))
-    edges = np.floor(np.cumsum(expected, 1) + start)
-    edges[:, -1] = samples
-    counts = np.diff(np.minimum(edges, samples), prepend=0).astype(int)
+def _expected(wishes: np.ndarray, factors: np.ndarray, samples: int) -> np.ndarray:
+    """Expected samples per class and client: each client's add up to ``samples``."""
+    shares: np.ndarray = wishes * factors[:, None]
+    shares *= samples / shares.sum(0)
+    return shares
+
+
+def _round(
+    wishes: np.ndarray, factors: np.ndarray, samples: int, supply: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Whole numbers within one of the expected ones, with the same sums a client, no class above its supply."""
+    counts = np.empty(wishes.shape, np.min_scalar_type(samples))
+    for block in _blocks(wishes.shape[1]):
+        # Rounding the running sum from a random start keeps the client's sum and is right on average for every entry.
+        running = np.cumsum(_expected(wishes[:, block], factors, samples), 0)
+        edges = np.minimum(np.floor(running + rng.random(running.shape[1])), samples)
+        edges[-1] = samples
+        counts[:, block] = np.diff(edges, axis=0, prepend=0)
     # A class may still be over by a few: move single samples, first where rounding had gone the other way.
-    for over in range(classes):
-        for under in np.argsort(counts.sum(0) - supply):
-            excess = min(counts[:, over].sum() - supply[over], supply[under] - counts[:, under].sum())
-            while excess > 0:
-                too_many, too_few = (counts[:, label] - expected[:, label] for label in (over, under))
-                gain = np.where(counts[:, over] > 0, too_many - too_few, -np.inf)
-                moved = np.argsort(-gain, kind="stable")[:excess]
-                moved = moved[counts[moved, over] > 0]
-                counts[moved, over] -= 1
-                counts[moved, under] += 1
-                excess -= len(moved)
+    left = supply - counts.sum(1, dtype=np.int64)
+    for over in np.flatnonzero(left < 0):
+        for under in np.argsort(-left, kind="stable"):
+            while (excess := min(-left[over], left[under])) > 0:
+                holders = np.flatnonzero(counts[over])
+                expected = _expected(wishes[:, holders], factors, samples)
+                too_many, too_few = (counts[label, holders] - expected[label] for label in (over, under))
+                moved = holders[np.argsort(too_few - too_many, kind="stable")[:excess]]
+                counts[over, moved] -= 1
+                counts[under, moved] += 1
+                left[over] += len(moved)
+                left[under] -= len(moved)
     return counts
 
 

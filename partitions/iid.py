@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import PositiveInt
 
-from prism_bench.partition import Partition, Partitioner, samples_each
+from prism_bench.partition import Partition, Partitioner, samples_each, whole
 
 
 def iid(total: int, clients: int, rng: np.random.Generator, samples: int | None = None) -> Partition:
@@ -17,9 +17,8 @@ def iid(total: int, clients: int, rng: np.random.Generator, samples: int | None 
     [3, 3, 3]
     """
     samples = samples_each(total, clients, samples)
-    owners = np.full(total, -1)
-    owners[rng.permutation(total)[: clients * samples]] = np.repeat(np.arange(clients), samples)
-    return Partition.from_owners(owners, clients)
+    dealt = rng.permutation(np.arange(total, dtype=whole(total)))[: clients * samples]
+    return Partition(np.sort(dealt.reshape(clients, samples)).ravel(), samples * np.arange(clients + 1))
 
 
 class IID(Partitioner):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from pydantic import PositiveInt
 
 from prism_bench.errors import BadInput
-from prism_bench.partition import Partition, Partitioner
+from prism_bench.partition import Partition, Partitioner, whole
 
 
 def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Generator | None) -> Partition:
@@ -20,13 +21,13 @@ def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Ge
     >>> len({["ann", "bob", "ann", "eve", "bob"][sample] for sample in partition[0]})
     2
     """
-    names, numbers = np.unique(np.asarray(writers), return_inverse=True)
+    numbers, names = pd.factorize(np.asarray(writers, dtype=object), sort=True)
     if clients * each > len(names):
         raise BadInput(
             f"partition.clients: {clients} clients × {each} writers need {clients * each} writers, "
             f"but the training data has {len(names)}; at most {len(names) // each} clients are possible."
         )
-    owner = np.full(len(names), -1)
+    owner = np.full(len(names), -1, whole(clients))
     order = np.arange(len(names)) if rng is None else rng.permutation(len(names))
     owner[order[: clients * each]] = np.repeat(np.arange(clients), each)
     return Partition.from_owners(owner[numbers], clients)

@@ -101,18 +101,30 @@ class Capacity(Settings):
         mix = " + ".join(f"{name} ({100 * share:g}%)" for name, share in zip(names, self.share, strict=True))
         return f"{mix}, redrawn" if self.redraw else mix
 
-    def deal(self, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The number of one of the capacities a client, with exact counts (largest remainders).
+    def counts(self, clients: int) -> np.ndarray:
+        """How many of so many clients have each capacity: exact shares (largest remainders).
 
-        >>> dealt = Capacity(keep=(0.4, 0.2), share=(0.4, 0.6)).deal(5, np.random.default_rng(0))
-        >>> sorted(dealt.tolist())
-        [0, 0, 1, 1, 1]
+        >>> Capacity(keep=(0.4, 0.2), share=(0.4, 0.6)).counts(5).tolist()
+        [2, 3]
         """
         exact = np.array(self.share) * clients
         counts = np.floor(exact + 1e-9).astype(int)
         largest = np.argsort(counts - exact, kind="stable")
         counts[largest[: clients - counts.sum()]] += 1
-        return rng.permutation(np.repeat(np.arange(len(counts)), counts))
+        return counts
+
+    def deal(self, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """The number of one of the capacities a client."""
+        return rng.permutation(_numbers(self.counts(clients)))
+
+    def deal_some(self, some: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """What so many of the clients would get of `deal`, drawn without dealing to the others."""
+        return rng.permutation(_numbers(rng.multivariate_hypergeometric(self.counts(clients), some)))
+
+
+def _numbers(counts: np.ndarray) -> np.ndarray:
+    """Each number as often as it counts: [2, 3] is [0, 0, 1, 1, 1]. One byte each, as a population may be large."""
+    return np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts))), counts)
 
 
 def kept(keep: float, size: int) -> int:

@@ -29,7 +29,7 @@ class Partition:
         >>> Partition.from_owners(np.array([1, 0, -1, 1]), clients=2)[1].tolist()
         [0, 3]
         """
-        order = np.argsort(owners, kind="stable")[np.count_nonzero(owners < 0) :]
+        order = np.argsort(owners, kind="stable")[np.count_nonzero(owners < 0) :].astype(whole(len(owners)))
         sizes = np.bincount(owners[owners >= 0], minlength=clients)
         return cls(order, np.concatenate([[0], np.cumsum(sizes)]))
 
@@ -37,7 +37,7 @@ class Partition:
         return len(self.starts) - 1
 
     def __getitem__(self, client: int) -> np.ndarray:
-        return self.order[self.starts[client] : self.starts[client + 1]]
+        return self.order[self.starts[client] : self.starts[client + 1]].astype(np.int64)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -55,13 +55,17 @@ class Partition:
 
         The distance is total variation: 0 for the same distribution, 1 for nothing in common.
         """
-        counts = self.histogram(labels)
-        share = counts / np.maximum(1, counts.sum(1, keepdims=True))
-        overall = np.bincount(labels, minlength=counts.shape[1]) / len(labels)
+        classes, clients = int(labels.max()) + 1, len(self)
+        owner = np.repeat(np.arange(clients), self.sizes)
+        # Pairs that occur, which are no more than the samples: clients × classes may be many times that.
+        pairs, counts = np.unique(owner * classes + labels[self.order], return_counts=True)
+        owner, label = np.divmod(pairs, classes)
+        overall = np.bincount(labels) / len(labels)
+        excess = np.maximum(0, counts / self.sizes[owner] - overall[label])
         columns = {
             "samples": self.sizes,
-            "classes": (counts > 0).sum(1),
-            "distance": np.abs(share - overall).sum(1) / 2,
+            "classes": np.bincount(owner, minlength=clients),
+            "distance": np.bincount(owner, excess, minlength=clients),
         }
         frame: pd.DataFrame = pd.DataFrame(columns, index=pd.RangeIndex(len(self), name="client"))
         return frame
@@ -109,6 +113,11 @@ class Partitioner(Settings):
 
     @abstractmethod
     def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition: ...
+
+
+def whole(count: int) -> type[np.signedinteger]:
+    """The type of whole numbers below ``count``: four bytes where they do."""
+    return np.int32 if count < 2**31 else np.int64
 
 
 def samples_each(total: int, clients: int, samples: int | None) -> int:

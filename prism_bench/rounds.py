@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -192,10 +193,19 @@ class Federation:
 
     def cohort(self, round: int) -> list[Client]:
         """The clients of a round with their keep ratios: the same for every algorithm under one seed."""
-        run, total = self.run, len(self.partition)
-        dealt = run.capacity.deal(total, stream(run.seed, "capacity", *([round] if run.capacity.redraw else [])))
-        chosen = stream(run.seed, "cohort", round).permutation(total)[: run.training.active]
-        return [Client(int(number), self.keeps[dealt[number]]) for number in chosen]
+        run, total, active = self.run, len(self.partition), self.run.training.active
+        # Each draw costs what the active clients do, however many there are in all.
+        chosen = stream(run.seed, "cohort", round).choice(total, active, replace=False)
+        if run.capacity.redraw:
+            dealt = run.capacity.deal_some(active, total, stream(run.seed, "capacity", round))
+        else:
+            dealt = self.dealt[chosen]
+        return [Client(int(number), self.keeps[capacity]) for number, capacity in zip(chosen, dealt, strict=True)]
+
+    @cached_property
+    def dealt(self) -> np.ndarray:
+        """The capacity that each client of the population keeps, by its number among `keeps`."""
+        return self.run.capacity.deal(len(self.partition), stream(self.run.seed, "capacity"))
 
     def learning_rate(self, round: int) -> float:
         training = self.run.training

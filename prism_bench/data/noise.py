@@ -24,7 +24,7 @@ class Noise(Source):
         top, kind = (256, np.uint8) if self.vocabulary is None else (self.vocabulary, np.int16)
 
         def part(count: int) -> Split:
-            inputs = rng.integers(0, top, (count, *self.shape)).astype(kind)
+            inputs = rng.integers(0, top, (count, *self.shape), kind)
             return Split(torch.from_numpy(inputs), torch.from_numpy(rng.integers(0, self.classes, count)))
 
         return Dataset(
