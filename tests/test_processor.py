@@ -15,6 +15,7 @@ from prism_bench import costs, processor
 from prism_bench.algorithm import Client
 from prism_bench.config import Execution, Training
 from prism_bench.data.dataset import channels_last
+from prism_bench.models.layers import FewChannels
 from prism_bench.models.lstm import Recurrence
 from prism_bench.rounds import clients_at_once
 from prism_bench.submodel import gather_stacked
@@ -183,6 +184,21 @@ def test_factors_are_multiplied_first_where_that_is_less_work():
     (factors, product), taken = way(wide, 0.2)
     assert taken == factors < product
     assert narrow.client_costs.macs == way(narrow, 0.2)[0][0], "costs are the method's, not the shortcut's"
+
+
+@pytest.mark.parametrize("channels", [2, 13])
+def test_batch_norm_of_few_channels_is_torchs(channels):
+    generator = torch.Generator().manual_seed(channels)
+    x = channels_last(3 + torch.randn(16, channels, 32, 32, generator=generator, dtype=torch.float64)).requires_grad_()
+    weight, bias = (torch.randn(channels, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
+    assert FewChannels.suit(x)
+    assert not FewChannels.suit(x.detach().contiguous())
+    assert not FewChannels.suit(x[:2])
+    results = []
+    for normalised in (FewChannels.apply(x, weight, bias), F.batch_norm(x, None, None, weight, bias, training=True)):
+        wanted = normalised * torch.arange(float(normalised.numel())).view_as(normalised).sin()
+        results.append([normalised, *torch.autograd.grad(wanted.sum(), [x, weight, bias])])
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("factorised", [False, True])

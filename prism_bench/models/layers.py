@@ -6,7 +6,7 @@ A network is built once on the meta device; `torch.func.functional_call` with sm
 from __future__ import annotations
 
 import math
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -164,7 +164,62 @@ class BatchNorm2d(Norm):
         if x.numel() == x.shape[1]:
             # One value a channel is its own mean: only the shift is left.
             return (x - x) * self.weight[:, None, None] + self.bias[:, None, None]
+        if FewChannels.suit(x):
+            normalised: Tensor = FewChannels.apply(x, self.weight, self.bias)
+            return normalised
         return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
+
+
+class FewChannels(torch.autograd.Function):
+    """BatchNorm of large maps whose few channels lie side by side, as torch's would be, in half the time.
+
+    Torch's takes one pixel after another, and its few channels leave most of a vector register empty. Here the map is
+    a matrix with several pixels in a row.
+    """
+
+    REGISTER = 16
+    EPSILON = 1e-5
+
+    @staticmethod
+    def suit(x: Tensor) -> bool:
+        """Worth the overhead of more operations; never with clients stacked, where channels don't lie side by side."""
+        pixels = x.numel() // x.shape[1]
+        return 1 < x.shape[1] < FewChannels.REGISTER and x.stride(1) == 1 and pixels >= 2**14 and pixels % 8 == 0
+
+    @staticmethod
+    def rows(x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1).reshape(-1, 8 * x.shape[1])
+
+    @staticmethod
+    def map(rows: Tensor, like: Tensor) -> Tensor:
+        samples, channels, height, width = like.shape
+        return rows.view(samples, height, width, channels).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def mean(rows: Tensor) -> Tensor:
+        """Of each channel."""
+        return rows.mean(0).view(8, -1).mean(0)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rows = FewChannels.rows(x)
+        mean = FewChannels.mean(rows)
+        centred = rows - mean.repeat(8)
+        inverse = (FewChannels.mean(centred.square()) + FewChannels.EPSILON).rsqrt()
+        ctx.save_for_backward(x, weight, mean, inverse)
+        return FewChannels.map(centred.mul_((inverse * weight).repeat(8)).add_(bias.repeat(8)), x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight, mean, inverse = ctx.saved_tensors
+        arriving, centred = FewChannels.rows(gradient), FewChannels.rows(x) - mean.repeat(8)
+        of_bias, of_weight = FewChannels.mean(arriving), FewChannels.mean(arriving * centred) * inverse
+        # Of x: what arrives, less its mean and less its part along the normalised values, times the layer's scale.
+        scale = inverse * weight
+        centred.mul_((-scale * inverse * of_weight).repeat(8))
+        centred.addcmul_(arriving, scale.repeat(8)).sub_((scale * of_bias).repeat(8))
+        pixels = x.numel() // x.shape[1]
+        return FewChannels.map(centred, x), pixels * of_weight, pixels * of_bias
 
 
 class LayerNorm(Norm):
