@@ -8,7 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 import prism_bench
 from prism_bench import costs, registry
@@ -340,9 +341,12 @@ class Stopwatch:
         return self
 
     def __enter__(self) -> None:
+        self.span = ExitStack()
+        self.span.enter_context(record_function(self.stage))  # its name in a trace
         self.start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
+        self.span.close()
         if self.device.type in ("cuda", "mps"):
             getattr(torch, self.device.type).synchronize()
         self.seconds[self.stage] += time.perf_counter() - self.start
