@@ -181,8 +181,9 @@ class OrthogonalAlgorithm(Algorithm):
 
     def finish_round(self, round: int, merged: State) -> None:
         """Rebuild the weights and decompose them again, so that the kernels stay orthogonal and sorted by σ."""
-        due = (round + 1) % self.params.refresh == 0
-        self.state = self.space.enter(self.space.leave(merged)) if due else merged
+        self.state = merged
+        if (round + 1) % self.params.refresh == 0:
+            self.space.refresh(self.state)
 
     def full_model(self) -> ServerModel:
         return ServerModel(partial(dense_forward, self.network), self.space.leave(self.state))

@@ -22,6 +22,7 @@ from prism_bench.callbacks import Callback
 from prism_bench.cli_check import check
 from prism_bench.cli_costs import costs
 from prism_bench.cli_fedml import fedml
+from prism_bench.cli_profile import profile
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def _first_line(plugin: Any) -> str:
     return (plugin.__doc__ or "").strip().partition("\n")[0]
 
 
-for command in (cli_report.table, cli_report.plot, cli_report.report, check, costs, cli_data.partition, fedml):
+for command in (cli_report.table, cli_report.plot, cli_report.report, check, costs, profile, cli_data.partition, fedml):
     app.command()(command)
 
 
@@ -279,7 +280,7 @@ def _seeds(text: str | None) -> int | list[int] | None:
     return numbers if "," in text else numbers[0]
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, option: str = "--out") -> None:
     """Know before hours of training that the results can be written; leaves nothing behind."""
     import tempfile
 
@@ -291,7 +292,7 @@ def check_writable(folder: Path) -> None:
             file.flush()
     except OSError as error:
         raise BadInput(
-            f"--out {folder}: {existing} is not a folder that can be written to ({error.strerror})."
+            f"{option} {folder}: {existing} is not a folder that can be written to ({error.strerror})."
         ) from None
 
 

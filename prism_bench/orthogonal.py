@@ -30,11 +30,13 @@ def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         raise Diverged("a layer's weights can't be decomposed; a smaller training.lr may help.") from None
     projected = u.T @ work
+    del work  # a long matrix in float64 is more than all else that a round has in memory then
     sigma = torch.linalg.vector_norm(projected, dim=1)
     order = torch.argsort(sigma, descending=True, stable=True)
     sigma = sigma[order]
-    vt = projected[order] / sigma.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-    return u[:, order].to(matrix), sigma.to(matrix), vt.to(matrix)
+    projected = projected[order]
+    projected /= sigma.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    return u[:, order].to(matrix), sigma.to(matrix), projected.to(matrix)
 
 
 class OrthogonalSpace:
@@ -68,11 +70,7 @@ class OrthogonalSpace:
             if name not in self.factors:
                 state[name] = dense[name]
             elif part == "u":
-                weight = dense[f"{path}.weight"]
-                u, sigma, vt = svd(weight.flatten(1))
-                root = sigma.sqrt()
-                state[f"{path}.u"] = u * root
-                state[f"{path}.v"] = (root[:, None] * vt).view(-1, *weight.shape[1:])
+                state[name], state[f"{path}.v"] = _factors(dense[f"{path}.weight"])
         return state
 
     def leave(self, state: State) -> State:
@@ -83,9 +81,14 @@ class OrthogonalSpace:
             if name not in self.factors:
                 dense[name] = tensor
             elif part == "u":
-                v = state[f"{path}.v"]
-                dense[f"{path}.weight"] = (tensor @ v.flatten(1)).view(-1, *v.shape[1:])
+                dense[f"{path}.weight"] = _product(tensor, state[f"{path}.v"])
         return dense
+
+    def refresh(self, state: State) -> None:
+        """Rebuild and decompose again, in place: no more than one layer is whole at a time."""
+        for path in self.paths:
+            u, v = f"{path}.u", f"{path}.v"
+            state[u], state[v] = _factors(_product(state[u], state[v]))
 
     def sigma(self, state: State, path: str) -> Tensor:
         """The size of each kernel, ‖u'‖·‖v'‖: its singular value right after `enter`."""
@@ -106,6 +109,16 @@ class OrthogonalSpace:
             flat = v.flatten(v.ndim - 1 - len(self.layer(path).kernel))
             gradients[f"{path}.u"].add_(u @ (flat @ flat.mT), alpha=strength)
             gradients[f"{path}.v"].add_(((u.mT @ u) @ flat).view_as(v), alpha=strength)
+
+
+def _factors(weight: Tensor) -> tuple[Tensor, Tensor]:
+    u, sigma, vt = svd(weight.flatten(1))
+    root = sigma.sqrt()
+    return u * root, (root[:, None] * vt).view(-1, *weight.shape[1:])
+
+
+def _product(u: Tensor, v: Tensor) -> Tensor:
+    return (u @ v.flatten(1)).view(-1, *v.shape[1:])
 
 
 def chosen_layers(network: Network, factorise: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 import prism_bench
 from prism_bench import costs, registry
@@ -384,7 +385,8 @@ class Stopwatch:
         self._charge()
         self.inside.append(stage)
         try:
-            yield
+            with record_function(stage):  # its name in a trace
+                yield
         finally:
             self._charge()
             self.inside.pop()

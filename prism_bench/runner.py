@@ -57,7 +57,7 @@ def carry_out(
     tell = Callbacks(callbacks).tell
     shelf = Shelf(tell)
     with blaming(experiment.origin):
-        _check(experiment.runs, shelf)
+        check_runs(experiment.runs, shelf)
         device = choose_device(experiment.execution.device)
     folders = [RunFolder.of(out, run.identity, shelf.digest(run), run.code()) for run in experiment.runs]
     for folder in folders:
@@ -112,7 +112,7 @@ def export(results: Results) -> pd.DataFrame:
     return frames["rounds"]
 
 
-def _check(runs: Sequence[Run], shelf: Shelf) -> None:
+def check_runs(runs: Sequence[Run], shelf: Shelf) -> None:
     """Read the data and split it. What can't work is known before anything runs or is written."""
     models: set[Any] = set()
     for run in runs:

@@ -36,7 +36,11 @@ class Merge:
         self.state = state
         self.layout = layout
         self.change = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-        self.holders = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        # Entries along a dimension without an axis (a kernel's height and width) have the same holders: counted once.
+        self.holders = {
+            name: tensor.new_zeros([1 if dim is None else dim.size for dim in layout.dims[name]])
+            for name, tensor in state.items()
+        }
 
     def add(self, selection: Selection, updated: State) -> None:
         """Take in one client's sub-model after training."""
@@ -46,7 +50,8 @@ class Merge:
             self.holders[name][where] += 1
 
     def result(self) -> State:
-        """The merged server tensors."""
-        return {
-            name: tensor + self.change[name] / self.holders[name].clamp(min=1) for name, tensor in self.state.items()
-        }
+        """The merged server tensors, in the memory of the sums: to be called once."""
+        for name, tensor in self.state.items():
+            self.change[name].div_(self.holders[name].clamp_(min=1)).add_(tensor)
+        merged, self.state, self.change, self.holders = self.change, {}, {}, {}
+        return merged

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -64,6 +66,30 @@ def test_there_and_back(factorise):
         torch.testing.assert_close(space.sigma(state, path), exact, rtol=1e-4, atol=1e-5)
         # √σ on both sides.
         torch.testing.assert_close(v.square().sum(1), u.square().sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_refresh_is_there_and_back_bit_for_bit():
+    one = federation("orthdrop", model={"name": "resnet18", "width": 10, "blocks": (1, 1)}).algorithm
+    merged = {name: 1.5 * tensor for name, tensor in one.state.items()}
+    expected = one.space.enter(one.space.leave(merged))
+    one.finish_round(0, merged)
+    assert list(one.state) == list(expected)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in one.state.items())
+
+
+def test_the_refresh_finds_the_tensors_from_before_the_round_gone(monkeypatch):
+    """A decomposition takes memory: theirs."""
+    one = federation("prism")
+    old = [weakref.ref(tensor) for tensor in one.algorithm.state.values()]
+    alive = []
+
+    def spy(matrix):
+        alive.append(sum(tensor() is not None for tensor in old))
+        return svd(matrix)
+
+    monkeypatch.setattr("prism_bench.orthogonal.svd", spy)
+    one.round(0)
+    assert set(alive) == {0}
 
 
 def test_the_papers_layers():

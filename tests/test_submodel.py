@@ -58,6 +58,31 @@ def test_merge_equals_a_loop_over_entries(algorithm, model):
         assert torch.equal(merged.flatten()[~held], one.state[name].flatten()[~held])
 
 
+@pytest.mark.parametrize("model", MODELS, ids=model_id)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_merge_is_the_server_plus_the_mean_change_bit_for_bit(algorithm, model):
+    """And holds the sums and counts only: the result is in the sums' memory, a kernel's entries are counted once."""
+    one = federation(algorithm, model=model, keep=(0.2, 0.8)).algorithm
+    merge = Merge(one.state, one.layout)
+    change = {name: torch.zeros_like(tensor) for name, tensor in one.state.items()}
+    count = {name: torch.zeros_like(tensor) for name, tensor in one.state.items()}
+    plan = one.select(0, [Client(number, (0.2, 0.8)[number % 2]) for number in range(5)])
+    for number, selection in enumerate(selection for client in plan for selection in client):
+        updated = random_like(gather(one.state, one.layout, selection), number)
+        merge.add(selection, updated)
+        for name in one.state:
+            where = one.layout.index(name, selection)
+            change[name][where] += updated[name] - one.state[name][where]
+            count[name][where] += 1
+    assert all(merge.holders[n].numel() * t.shape[2:].numel() == t.numel() for n, t in one.state.items() if t.ndim == 4)
+    memory = {name: tensor.data_ptr() for name, tensor in merge.change.items()}
+    merged = merge.result()
+    assert merged.keys() == one.state.keys()
+    for name, tensor in one.state.items():
+        assert torch.equal(merged[name], tensor + change[name] / count[name].clamp(min=1))
+        assert merged[name].data_ptr() == memory[name]
+
+
 def test_repeated_and_expanded_axes():
     """Four stacked gates, and a flattened map: the entries a person would pick."""
     hidden, channels = Axis("hidden", 3), Axis("channels", 2)

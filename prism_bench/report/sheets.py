@@ -144,6 +144,32 @@ def time(frame: pd.DataFrame, form: Form) -> Sheet:
     return _sheet(frame, form, columns, [caption])
 
 
+def profile(frame: pd.DataFrame, form: Form) -> Sheet:
+    """The stages of one round, below each other for each run."""
+    labels = _labels(frame)
+    train = frame["stage"] == "train"
+    frame = frame.assign(flops=(1e9 * frame["train_gflops"]).where(train), flops_share=frame["peak_share"].where(train))
+    columns: Columns = {
+        "a round": _with_share("seconds", "share", seconds),
+        "a client": _with_share("seconds_client", "", seconds),
+        "a sample": _with_share("seconds_sample", "", seconds),
+        "FLOP/s": _with_share("flops", "flops_share", human),
+    }
+    used = {name: " or ".join(map(str, frame[name].unique())) for name in ("threads", "at_once", "device", "torch")}
+    peak = " to ".join(human(1e9 * each) for each in sorted({frame["peak_gflops"].min(), frame["peak_gflops"].max()}))
+    caption = (
+        "Seconds of the middle round and share of it in %, by active client and by sample trained; every round "
+        "evaluates. FLOP/s: three passes of the counted MACs in the seconds of training, in % of what a matrix product "
+        f"reaches ({peak}). Threads {used['threads']}, clients at once {used['at_once']}, {used['device']}, "
+        f"torch {used['torch']}."
+    )
+    sheet = _sheet(frame, form, columns, [caption], [*labels, "stage"])
+    for above, row in zip(sheet.rows[-2::-1], sheet.rows[:0:-1], strict=True):
+        if above[: len(labels)] == row[: len(labels)]:
+            row[: len(labels)] = [Cell("")] * len(labels)
+    return sheet
+
+
 def wide(frame: pd.DataFrame, form: Form) -> Sheet:
     """A row a method, a column a partition and keep ratio, as papers print it."""
     frame = _with_bold(frame, form.digits)
@@ -340,11 +366,13 @@ def human(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds with three digits, small ones in ms.
+    """Seconds with three digits, small ones in ms or µs.
 
-    >>> seconds(36.82), seconds(0.0123)
-    ('36.8 s', '12.3 ms')
+    >>> seconds(36.82), seconds(0.0123), seconds(4.56e-5)
+    ('36.8 s', '12.3 ms', '45.6 µs')
     """
+    if 0 < value < 1e-4:
+        return f"{1e6 * value:.3g} µs"
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
