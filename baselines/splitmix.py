@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.func import vmap
 
 from prism_bench.algorithm import Algorithm, Client, dense_forward
 from prism_bench.axes import Axis, Dim, Layout, Selection, State
@@ -78,6 +77,5 @@ class SplitMix(Algorithm):
         return plan
 
     def forward(self, params: State, x: Tensor) -> Tensor:
-        if next(iter(params.values())).shape[0] == 1:
-            return dense_forward(self.network, {name: t.squeeze(0) for name, t in params.items()}, x)
-        return vmap(lambda atom: dense_forward(self.network, atom, x))(params).mean(0)
+        atoms = [dict(zip(params, atom, strict=True)) for atom in zip(*params.values(), strict=True)]
+        return torch.stack([dense_forward(self.network, atom, x) for atom in atoms]).mean(0)

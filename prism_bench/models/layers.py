@@ -182,7 +182,9 @@ class FewChannels(torch.autograd.Function):
 
     @staticmethod
     def suit(x: Tensor) -> bool:
-        """Worth the overhead of more operations; never with clients stacked, where channels don't lie side by side."""
+        """Worth the overhead of more operations; not within `vmap` or `torch.compile`, which have ways of their own."""
+        if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(x):
+            return False
         pixels = x.numel() // x.shape[1]
         return 1 < x.shape[1] < FewChannels.REGISTER and x.stride(1) == 1 and pixels >= 2**14 and pixels % 8 == 0
 

@@ -4,7 +4,8 @@ Counted is the server's (its tensors, the merge's sums and counts of holders) an
 same time, what `costs` says: parameters, gradients and momentum, and the activations kept for the backward pass.
 
 *In use* is the resident set with an allocator that gives every large block back at once; *resident* is the same
-as in a run, where freed memory is kept for the next tensor. Evaluation, whose batch is a setting of its own, is left out.
+as in a run, where freed memory is kept for the next tensor. Evaluation is left out:
+its batch is a setting of its own.
 Run with ``tox -e bench -- tests/benchmarks/bench_memory.py``.
 """
 
