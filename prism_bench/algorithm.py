@@ -193,3 +193,15 @@ def dense_forward(network: Network, params: State, x: Tensor) -> Tensor:
     """Logits of a network called with the given tensors, of whatever size; from any thread."""
     logits: Tensor = functional_call(network.here(), params, (x,))
     return logits
+
+
+def compute(forward: Forward, precision: str) -> Forward:
+    """A forward that computes in that precision. The tensors it is called with, and its logits, are float32."""
+    if precision != "bfloat16":
+        return forward
+
+    def in_bfloat16(params: State, x: Tensor) -> Tensor:
+        short = {name: tensor.bfloat16() for name, tensor in params.items()}
+        return forward(short, x.bfloat16() if x.is_floating_point() else x).float()
+
+    return in_bfloat16

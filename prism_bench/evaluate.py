@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prism_bench.algorithm import ServerModel
+from prism_bench.algorithm import ServerModel, compute
 from prism_bench.data.dataset import Dataset
-from prism_bench.processor import arithmetic, compute, in_threads
+from prism_bench.processor import arithmetic, in_threads
 
 
 def evaluate(

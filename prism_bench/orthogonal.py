@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from fnmatch import fnmatch
 
 import torch
@@ -12,6 +13,7 @@ from prism_bench.axes import Axis, State
 from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.models.layers import Weighted
 from prism_bench.models.network import Network
+from prism_bench.processor import in_threads
 
 
 def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,10 +87,14 @@ class OrthogonalSpace:
         return dense
 
     def refresh(self, state: State) -> None:
-        """Rebuild and decompose again, in place: no more than one layer is whole at a time."""
-        for path in self.paths:
+        """Rebuild and decompose again, in place: on a CPU a layer for each thread is whole at a time, else one."""
+
+        def again(path: str) -> None:
             u, v = f"{path}.u", f"{path}.v"
             state[u], state[v] = _factors(_product(state[u], state[v]))
+
+        cpu = state[f"{self.paths[0]}.u"].device.type == "cpu"
+        deque(in_threads(again, self.paths, min(len(self.paths), torch.get_num_threads()) if cpu else 1), maxlen=0)
 
     def sigma(self, state: State, path: str) -> Tensor:
         """The size of each kernel, ‖u'‖·‖v'‖: its singular value right after `enter`."""

@@ -12,10 +12,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from prism_bench.algorithm import Forward
-from prism_bench.axes import State
 from prism_bench.config import Execution
 
 SMALL_STEP = 3e7
@@ -48,15 +45,18 @@ def in_threads(
     """Results in the order of the items, ``count`` of which are worked on at a time; few more are asked for ahead.
 
     Torch's threads are shared out: two cores do two items by one thread each, which leaves no core waiting for the
-    other within an operation. ``stop`` is set where the results are no longer wanted, for the function to look at.
+    other within an operation. What the caller does meanwhile has that many, too. ``stop`` is set where the results are
+    no longer wanted, for the function to look at.
     """
     if count <= 1:
         yield from map(function, items)
         return
-    each = max(1, torch.get_num_threads() // count)
+    before = torch.get_num_threads()
+    each = max(1, before // count)
     waiting: deque[Future[Out]] = deque()
     with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,)) as pool:
         try:
+            torch.set_num_threads(each)
             for item in items:
                 waiting.append(pool.submit(function, item))
                 if len(waiting) > count:
@@ -68,6 +68,8 @@ def in_threads(
                 stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+        finally:
+            torch.set_num_threads(before)
 
 
 @contextmanager
@@ -80,18 +82,6 @@ def arithmetic(precision: str) -> Iterator[None]:
         yield
     finally:
         cuda.allow_tf32, cudnn.allow_tf32 = before
-
-
-def compute(forward: Forward, precision: str) -> Forward:
-    """A forward that computes in that precision. The tensors it is called with, and its logits, are float32."""
-    if precision != "bfloat16":
-        return forward
-
-    def in_bfloat16(params: State, x: Tensor) -> Tensor:
-        short = {name: tensor.bfloat16() for name, tensor in params.items()}
-        return forward(short, x.bfloat16() if x.is_floating_point() else x).float()
-
-    return in_bfloat16
 
 
 def keep_memory() -> None:

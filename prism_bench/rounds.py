@@ -23,7 +23,7 @@ from torch.profiler import record_function
 
 import prism_bench
 from prism_bench import costs, registry
-from prism_bench.algorithm import Algorithm, Client, Forward
+from prism_bench.algorithm import Algorithm, Client, Forward, compute
 from prism_bench.axes import Selection, State
 from prism_bench.capacity import Capacity
 from prism_bench.config import Evaluation, Execution, Settings, Training, identity, validate
@@ -32,7 +32,7 @@ from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.evaluate import evaluate
 from prism_bench.partition import Partition
 from prism_bench.probes import PROBES
-from prism_bench.processor import SMALL_STEP, compute, in_threads
+from prism_bench.processor import SMALL_STEP, in_threads
 from prism_bench.seeds import stream
 from prism_bench.submodel import Merge, gather_stacked
 from prism_bench.train import Local, stacked, train

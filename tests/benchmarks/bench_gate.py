@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from prism_bench.algorithm import Client
+from prism_bench.evaluate import evaluate
 from prism_bench.orthogonal import svd
 from prism_bench.report import table
 from prism_bench.runner import run
 from prism_bench.submodel import Merge, gather, gather_stacked
 from prism_bench.testing import federation, tiny_data
-from prism_bench.train import Local, train
 
 CNN = {"name": "cnn", "width": 32}
 
@@ -49,13 +50,12 @@ def test_calibration(cpu):
     cpu(work)
 
 
-def local_step(algorithm, keep, clients):
-    data = tiny_data((1, 28, 28), 10, 32 * clients)
-    one = federation(algorithm, None, CNN, keep, data, (32,) * clients, batch=32)
+def local_step(algorithm, keep, clients, model=CNN, data=None):
+    data = data or tiny_data((1, 28, 28), 10, 32 * clients)
+    one = federation(algorithm, None, model, keep, data, (32,) * clients, batch=32)
     selections = [one.algorithm.select(0, [Client(number, keep)])[0][0] for number in range(clients)]
     state = gather_stacked(one.algorithm.state, one.algorithm.layout, selections)
-    work = [Local([one.partition[number]], None) for number in range(clients)]
-    return lambda: train(one.algorithm, state, work, one.data, one.run.training, 0.0)
+    return lambda: one.train(0, range(clients), state)
 
 
 def test_local_step_of_the_full_model(cpu):
@@ -68,6 +68,17 @@ def test_local_step_of_a_fifth(cpu):
 
 def test_local_step_of_eight_fifths(cpu):
     cpu(local_step("prism", 0.2, 8))
+
+
+def test_local_step_of_the_lstm(cpu):
+    lstm = {"name": "lstm", "embedding": 32, "hidden": 64}
+    cpu(local_step("fedavg", 1.0, 1, lstm, tiny_data((100,), 2, 32, vocabulary=200)))
+
+
+def test_evaluation(cpu):
+    one = federation("fedavg", None, CNN, 1.0, tiny_data((1, 28, 28), 10, 48))
+    images = tiny_data((1, 28, 28), 10, 500)
+    cpu(lambda: evaluate(one.algorithm.full_model(), replace(images, test=images.train), 500))
 
 
 def test_create_and_merge(cpu):
