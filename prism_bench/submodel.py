@@ -13,8 +13,8 @@ from prism_bench.axes import Layout, Selection, State
 
 
 def gather(state: State, layout: Layout, selection: Selection) -> State:
-    """The selected entries of each tensor: a sub-model, truly small."""
-    return {name: tensor[layout.index(name, selection)] for name, tensor in state.items()}
+    """A copy of the selected entries of each tensor: a sub-model, truly small."""
+    return {name: tensor[layout.index(name, selection)].clone() for name, tensor in state.items()}
 
 
 def gather_stacked(state: State, layout: Layout, selections: Sequence[Selection]) -> State:
