@@ -75,8 +75,6 @@ class Recurrence(torch.autograd.Function):
     def backward(ctx: Any, of_states: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         states, gates, memories, *matrices = ctx.saved_tensors
         steps, size = states.shape[0], states.shape[-1]
-        before = torch.cat([torch.zeros_like(states[:1]), states[:-1]])
-        of_gates = torch.zeros_like(gates)
         of_state = of_memory = torch.zeros_like(states[0])
         for last in range(steps, 0, -Recurrence.BLOCK):
             first = max(0, last - Recurrence.BLOCK)
@@ -95,12 +93,15 @@ class Recurrence(torch.autograd.Function):
                 at = step - first
                 of_state = of_state + of_states[step]
                 of_memory = of_memory + of_state * to_memory[at]
-                now = of_gates[step]
+                carried = of_memory * forget[at]
+                # The gates have been read: their gradient takes their place, as it is as large as all the rest.
+                now = gates[step]
                 now[..., : 3 * size] = (factors[at] * of_memory.unsqueeze(-2)).flatten(-2)
                 now[..., 3 * size :] = of_let_out[at] * of_state
-                of_memory = of_memory * forget[at]
+                of_memory = carried
                 of_state = back(matrices, now)
-        return of_gates, *of_matrices(matrices, before.flatten(0, 1), of_gates.flatten(0, 1))
+        # The first state was zero, and gives the matrices no gradient.
+        return gates, *of_matrices(matrices, states[:-1].flatten(0, 1), gates[1:].flatten(0, 1))
 
 
 def through(matrices: Sequence[Tensor], x: Tensor) -> Tensor:
