@@ -126,10 +126,10 @@ def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
 def test_on_a_gpu_the_free_memory_says_how_many_train_at_once(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 16 * 2**30))
     gpu = torch.device("cuda")
-    assert clients_at_once(Execution(), gpu, 1e9, client_bytes=2**30) == 4
-    assert clients_at_once(Execution(), gpu, 1e9, client_bytes=2**40) == 1
-    assert clients_at_once(Execution(), gpu, 1e9, client_bytes=1) == 64
-    assert clients_at_once(Execution(at_once=3), gpu, 1e9, client_bytes=2**40) == 3
+    assert clients_at_once(Execution(), gpu, client_bytes=2**30) == 4
+    assert clients_at_once(Execution(), gpu, client_bytes=2**40) == 1
+    assert clients_at_once(Execution(), gpu, client_bytes=1) == 64
+    assert clients_at_once(Execution(at_once=3), gpu, client_bytes=2**40) == 3
 
 
 class Transfers(TorchDispatchMode):
@@ -278,3 +278,9 @@ def test_the_allocator_is_told_once_and_never_against_the_environment(monkeypatc
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
     processor.keep_memory()
     assert calls == []
+
+
+def test_on_a_cpu_clients_are_stacked_where_they_fit_into_the_caches():
+    cpu = torch.device("cpu")
+    assert clients_at_once(Execution(), cpu, client_bytes=1e6) == 8
+    assert clients_at_once(Execution(), cpu, client_bytes=3e6) == 1
