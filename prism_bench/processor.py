@@ -26,8 +26,7 @@ Out = TypeVar("Out")
 def threads(execution: Execution, step_macs: float) -> Iterator[None]:
     """Use so many threads of the CPU meanwhile, and keep the memory that was used once.
 
-    With small operations a second thread gains little on an idle machine, and where another program has its core,
-    waiting for it made a run 5 to 15 times slower.
+    With small operations threads wait for each other in Python, and a second one gains nothing.
     """
     before = torch.get_num_threads()
     auto = 1 if step_macs < SMALL_STEP else before
