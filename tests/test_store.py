@@ -560,7 +560,15 @@ def test_stopped_at_the_terminal(tmp_path, sent, code, jobs):
     """Ctrl-C reaches the whole group of processes; what a cluster sends, only the first."""
     (tmp_path / "tiny.json").write_text(json.dumps(TINY | {"training": {"rounds": 5000, "active": 2, "epochs": 1}}))
     command = [sys.executable, "-m", "prism_bench", "run", "tiny.json", "--out", "out", "--jobs", jobs, "--seeds", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # As at a terminal: what a shell starts in the background ignores Ctrl-C, and so does all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     while not list((tmp_path / "out").glob("runs/*/checkpoint*")):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
