@@ -22,6 +22,7 @@ from prism_bench.callbacks import Callback
 from prism_bench.cli_check import check
 from prism_bench.cli_costs import costs
 from prism_bench.cli_fedml import fedml
+from prism_bench.cli_options import Device, ToRun
 from prism_bench.cli_profile import profile
 from prism_bench.errors import BadInput
 
@@ -60,10 +61,7 @@ err_console = _console(stderr=True)
 
 @app.command()
 def run(
-    experiment: Annotated[
-        str,
-        typer.Argument(help="An experiment that [bold]prism-bench list[/bold] shows, or your own YAML file."),
-    ] = "quickstart",
+    experiment: ToRun = "quickstart",
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,7 +74,7 @@ def run(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps; auto takes a GPU where there is one.")] = "auto",
+    device: Device = "auto",
     seeds: Annotated[
         str | None,
         typer.Option(help="How many seeds, or which: 3, or 0,1,2.", show_default="the experiment's"),
@@ -112,7 +110,7 @@ def run(
     from prism_bench.runner import carry_out
     from prism_bench.tracking import trackers
 
-    overrides = parse_overrides(set_ or []) | ({} if device == "auto" else {"execution.device": device})
+    overrides = parse_overrides(set_ or [], device)
     loaded = Experiment.load(experiment, overrides, _seeds(seeds), size)
     folder = out or Path("results") / loaded.name
     check_writable(folder)
@@ -255,7 +253,8 @@ def root(
     pass
 
 
-def parse_overrides(texts: list[str]) -> dict[str, Any]:
+def parse_overrides(texts: list[str], device: str = "auto") -> dict[str, Any]:
+    """What --set and --device change of an experiment."""
     import yaml
 
     overrides = {}
@@ -267,7 +266,7 @@ def parse_overrides(texts: list[str]) -> dict[str, Any]:
             overrides[key] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise BadInput(f"--set {text}: the value is not valid YAML.") from None
-    return overrides
+    return overrides if device == "auto" else overrides | {"execution.device": device}
 
 
 def _seeds(text: str | None) -> int | list[int] | None:

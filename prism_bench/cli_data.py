@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prism_bench.cli_options import ToRun
 from prism_bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -119,9 +120,7 @@ def check(name: Name, set_: Set = None, root: Root = None) -> None:
 
 
 def partition(
-    experiment: Annotated[
-        str, typer.Argument(help="An experiment that [bold]prism-bench list[/bold] shows, or your own YAML file.")
-    ] = "quickstart",
+    experiment: ToRun = "quickstart",
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: [bold]--set partition.alpha=0.1[/bold]."),

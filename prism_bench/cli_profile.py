@@ -8,14 +8,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from prism_bench.cli_options import Device, ToRun
 from prism_bench.errors import BadInput, Diverged
 
 
 def profile(
-    experiment: Annotated[
-        str,
-        typer.Argument(help="An experiment that [bold]prism-bench list[/bold] shows, or your own YAML file."),
-    ] = "quickstart",
+    experiment: ToRun = "quickstart",
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -26,7 +24,7 @@ def profile(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to measure of each run, after one to warm up.")] = 3,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps; auto takes a GPU where there is one.")] = "auto",
+    device: Device = "auto",
     size: Annotated[
         str | None, typer.Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
     ] = None,
@@ -61,7 +59,7 @@ def profile(
     from prism_bench.runner import check_runs
     from prism_bench.work import Shelf
 
-    overrides = parse_overrides(set_ or []) | ({} if device == "auto" else {"execution.device": device})
+    overrides = parse_overrides(set_ or [], device)
     loaded = Experiment.load(experiment, overrides, size=size)
     for option, file, example in (("--out", out, "profile.csv"), ("--trace", trace, "round.json")):
         if file is not None:

@@ -13,7 +13,7 @@ from prism_bench.axes import Axis, State
 from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.models.layers import Weighted
 from prism_bench.models.network import Network
-from prism_bench.processor import in_threads
+from prism_bench.processor import in_threads, workers
 
 
 def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,8 +93,8 @@ class OrthogonalSpace:
             u, v = f"{path}.u", f"{path}.v"
             state[u], state[v] = _factors(_product(state[u], state[v]))
 
-        cpu = state[f"{self.paths[0]}.u"].device.type == "cpu"
-        deque(in_threads(again, self.paths, min(len(self.paths), torch.get_num_threads()) if cpu else 1), maxlen=0)
+        count = workers(state[f"{self.paths[0]}.u"].device)
+        deque(in_threads(again, self.paths, min(len(self.paths), count)), maxlen=0)
 
     def sigma(self, state: State, path: str) -> Tensor:
         """The size of each kernel, ‖u'‖·‖v'‖: its singular value right after `enter`."""

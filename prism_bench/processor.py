@@ -38,6 +38,11 @@ def threads(execution: Execution, step_macs: float) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def workers(device: torch.device) -> int:
+    """How many items are worth being worked on side by side: one a thread on a CPU, else the device does one."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
 def in_threads(
     function: Callable[[In], Out], items: Iterable[In], count: int, stop: threading.Event | None = None
 ) -> Iterator[Out]:

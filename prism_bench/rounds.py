@@ -32,7 +32,7 @@ from prism_bench.errors import BadInput, Diverged, nearest
 from prism_bench.evaluate import evaluate
 from prism_bench.partition import Partition
 from prism_bench.probes import PROBES
-from prism_bench.processor import in_threads
+from prism_bench.processor import in_threads, workers
 from prism_bench.seeds import stream
 from prism_bench.submodel import Merge, gather_stacked
 from prism_bench.train import Local, stacked, train
@@ -286,7 +286,7 @@ class Federation:
     @property
     def workers(self) -> int:
         """How many groups of clients, or batches of the test, are computed side by side."""
-        return torch.get_num_threads() if self.device.type == "cpu" and not self.execution.compile else 1
+        return 1 if self.execution.compile else workers(self.device)
 
     def close(self, opened: Round) -> dict[str, Any]:
         """Take over what came back, evaluate, and say how the round went."""

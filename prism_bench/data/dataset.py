@@ -106,7 +106,8 @@ def flip_and_crop(images: Tensor, offsets: Tensor, flips: Tensor) -> Tensor:
     columns = offsets[:, 1:] + torch.where(flips[:, None], columns.flip(1), columns)
     sample = torch.arange(count, device=images.device)
     cropped = padded.permute(0, 2, 3, 1)[sample[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return cropped.permute(0, 3, 1, 2)
+    # As they came: how images lie in memory is decided in one place, `channels_last`.
+    return cropped.permute(0, 3, 1, 2).contiguous()
 
 
 def draw_augmentation(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
