@@ -8,6 +8,8 @@ Training", TMLR 2023. The paper's Algorithm 1, and where its steps are:
 * memory saving: compute only a subset of the output channels - `PriSM._channels`
 * local training with λ/2‖UV‖² in place of weight decay (eq. 6) - `OrthogonalSpace.add_decay`
 * aggregation: each kernel's mean over the clients that had it, û unchanged (eq. 5) - `submodel.Merge`
+
+What the paper leaves open and what was tried beside it (results/FINDINGS.md) are settings; defaults are the paper's.
 """
 
 from __future__ import annotations
@@ -45,6 +47,14 @@ class PriSM(OrthogonalAlgorithm):
             "a window that moves with the rounds, random ones, or all (no memory saving)",
         )
         scaling: bool = Field(False, description="scale activations by full/present channels")
+        draw: Literal["client", "round"] = Field(
+            "client", description="kernels and random channels are drawn for every client, or once a round for all"
+        )
+        deploy: Literal["full", "trained", "expected"] = Field(
+            "full",
+            description="the model whose accuracy counts: the server's whole (paper), its prefix of channels, or that "
+            "with each kernel times its probability to be drawn, as dropout would",
+        )
         rank_keep: Ratio | None = Field(None, description="share of the kernels, where not the client's keep ratio")
         channel_keep: Ratio | None = Field(None, description="share of the channels, where not the keep ratio")
 
@@ -53,13 +63,14 @@ class PriSM(OrthogonalAlgorithm):
     def __init__(self, params: Params, network: Network, dense: State, seed: int) -> None:
         network.set_rescale(params.scaling)
         super().__init__(params, network, dense, seed)
+        self.deploys = "full" if params.deploy == "full" else "trained"  # type: ignore[misc]
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         sigmas = {path: self.space.sigma(self.state, path).cpu().double().numpy() for path in self.space.paths}
         return [[self._sub_model(round, client, sigmas)] for client in cohort]
 
     def _sub_model(self, round: int, client: Client, sigmas: dict[str, np.ndarray]) -> Selection:
-        rng = self.random(round, client.number)
+        rng = self.random(round, client.number if self.params.draw == "client" else 0)
         kernels = {path: self._kernels(client.keep, sigma, rng) for path, sigma in sigmas.items()}
         chosen = {self.space.rank(path).name: indices for path, indices in kernels.items()}
         if self.params.channels != "all":
@@ -69,13 +80,17 @@ class PriSM(OrthogonalAlgorithm):
 
     def _kernels(self, keep: float, sigma: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The indices I_c of one layer's sampled kernels."""
+        return sample(*self._odds(keep, sigma), rng)
+
+    def _odds(self, keep: float, sigma: np.ndarray) -> tuple[np.ndarray, int]:
+        """The logarithms of the kernels' probabilities, up to a constant, and how many are drawn."""
         share = self.params.rank_keep or keep
         if self.params.sampling == "power":
             kappa = self.params.kappa if self.params.kappa is not None else (4.0 if share <= 0.2 else 2.5)
             scores = kappa * np.log(np.maximum(sigma, np.finfo(float).tiny))
         else:
             scores = sigma if self.params.sampling == "softmax" else np.zeros_like(sigma)
-        return sample(scores, kept(share, len(sigma)), rng)
+        return scores, kept(share, len(sigma))
 
     def _channels(
         self, axis: Axis, round: int, keep: float, kernels: dict[str, np.ndarray], rng: np.random.Generator
@@ -97,13 +112,28 @@ class PriSM(OrthogonalAlgorithm):
         return np.arange(count)
 
     def trained_part(self) -> ServerModel | None:
-        keep = self.params.channel_keep or max(self.keeps)
-        if self.params.channels != "prefix" or keep == 1:
+        """The prefix of the channels, where clients of the largest capacity train no more; with ``deploy: expected``
+        each kernel weighted as well."""
+        expected, keep = self.params.deploy == "expected", max(self.keeps)
+        channel_keep = self.params.channel_keep or keep
+        prefix = self.params.channels == "prefix" and channel_keep < 1
+        if not prefix and not expected:
             return None
-        layout = self.network.layout()
-        prefix = {axis.name: first(kept(keep, axis.size), self.device) for axis in layout.of_kind("feature")}
-        dense = gather(self.space.leave(self.state), layout, prefix)
+        dense = self.space.leave(self._expected(keep) if expected else self.state)
+        if prefix:
+            layout = self.network.layout()
+            chosen = {a.name: first(kept(channel_keep, a.size), self.device) for a in layout.of_kind("feature")}
+            dense = gather(dense, layout, chosen)
         return ServerModel(partial(dense_forward, self.network), dense)
+
+    def _expected(self, keep: float) -> State:
+        """The server's tensors with each kernel times its probability to be in a sub-model."""
+        state = dict(self.state)
+        for path in self.space.paths:
+            sigma = self.space.sigma(self.state, path).cpu().double().numpy()
+            drawn = torch.from_numpy(inclusion(*self._odds(keep, sigma)))
+            state[f"{path}.u"] = self.state[f"{path}.u"] * drawn.to(self.state[f"{path}.u"])
+        return state
 
 
 def sample(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -114,3 +144,27 @@ def sample(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarr
     """
     keys = scores + rng.gumbel(size=len(scores))
     return np.sort(np.argsort(-keys, kind="stable")[:count])
+
+
+def inclusion(scores: np.ndarray, count: int) -> np.ndarray:
+    """How likely `sample` is to draw each index.
+
+    Drawing one after another is a race of exponential clocks with rates exp(score), of which the first ``count`` win.
+    The end of the race is taken as one time, the same for all: 1 - exp(-rate·time), with time such that they add up.
+
+    >>> inclusion(np.zeros(4), 2).round(6).tolist()
+    [0.5, 0.5, 0.5, 0.5]
+    """
+    if count >= len(scores):
+        return np.ones(len(scores))
+    rates = scores - scores.max()
+
+    def drawn(log_time: float) -> np.ndarray:
+        by_then: np.ndarray = -np.expm1(-np.exp(np.minimum(rates + log_time, 50)))
+        return by_then
+
+    low, high = -50.0, 50.0 - rates.min()
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if drawn(middle).sum() < count else (low, middle)
+    return drawn(high)
