@@ -23,8 +23,9 @@ import torch
 from pydantic import Field, NonNegativeFloat
 
 from prism_bench.algorithm import Client, OrthogonalAlgorithm, OrthogonalParams, ServerModel, dense_forward
-from prism_bench.axes import Axis, Selection, State, first
+from prism_bench.axes import Axis, Selection, State
 from prism_bench.capacity import kept
+from prism_bench.errors import BadInput
 from prism_bench.models.network import Network
 from prism_bench.submodel import gather
 
@@ -46,6 +47,11 @@ class PriSM(OrthogonalAlgorithm):
             description="output channels kept: the first (paper), the sampled kernels' indices, "
             "a window that moves with the rounds, random ones, or all (no memory saving)",
         )
+        importance: Literal["whole", "part"] = Field(
+            "whole",
+            description="a kernel's σ as a whole (paper), or its size in the channels that the client keeps; "
+            "needs channels that don't follow the kernels",
+        )
         scaling: bool = Field(False, description="scale activations by full/present channels")
         draw: Literal["client", "round"] = Field(
             "client", description="kernels and random channels are drawn for every client, or once a round for all"
@@ -65,18 +71,31 @@ class PriSM(OrthogonalAlgorithm):
         super().__init__(params, network, dense, seed)
         self.deploys = "full" if params.deploy == "full" else "trained"  # type: ignore[misc]
 
-    def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
-        sigmas = {path: self.space.sigma(self.state, path).cpu().double().numpy() for path in self.space.paths}
-        return [[self._sub_model(round, client, sigmas)] for client in cohort]
+    @classmethod
+    def check(cls, params: Params, network: Network, keeps: Sequence[float]) -> None:
+        super().check(params, network, keeps)
+        if params.importance == "part" and params.channels == "kernels":
+            raise BadInput("algorithm.importance: 'part' needs channels that don't follow the kernels; use 'whole'.")
 
-    def _sub_model(self, round: int, client: Client, sigmas: dict[str, np.ndarray]) -> Selection:
+    def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
+        whole = self._sizes({})
+        return [[self._sub_model(round, client, whole)] for client in cohort]
+
+    def _sub_model(self, round: int, client: Client, sizes: dict[str, np.ndarray]) -> Selection:
         rng = self.random(round, client.number if self.params.draw == "client" else 0)
-        kernels = {path: self._kernels(client.keep, sigma, rng) for path, sigma in sigmas.items()}
-        chosen = {self.space.rank(path).name: indices for path, indices in kernels.items()}
-        if self.params.channels != "all":
-            for axis in self.layout.of_kind("feature"):
-                chosen[axis.name] = self._channels(axis, round, client.keep, kernels, rng)
-        return {name: torch.from_numpy(indices).to(self.device) for name, indices in chosen.items()}
+        channels: Selection = {}
+        if self.params.importance == "part":
+            channels = self._channels(round, client.keep, {}, rng)
+            sizes = self._sizes(channels)
+        kernels = {path: self._kernels(client.keep, sigma, rng) for path, sigma in sizes.items()}
+        channels = channels or self._channels(round, client.keep, kernels, rng)
+        return {**channels, **{self.space.rank(path).name: self._indices(kernels[path]) for path in kernels}}
+
+    def _sizes(self, channels: Selection) -> dict[str, np.ndarray]:
+        """The size of each kernel of each layer, within the given channels."""
+        factors = {name: self.state[name] for name in self.space.factors}
+        part = gather(factors, self.layout, channels) if channels else factors
+        return {path: self.space.sigma(part, path).cpu().double().numpy() for path in self.space.paths}
 
     def _kernels(self, keep: float, sigma: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The indices I_c of one layer's sampled kernels."""
@@ -92,10 +111,17 @@ class PriSM(OrthogonalAlgorithm):
             scores = sigma if self.params.sampling == "softmax" else np.zeros_like(sigma)
         return scores, kept(share, len(sigma))
 
-    def _channels(
+    def _channels(self, round: int, keep: float, kernels: dict[str, np.ndarray], rng: np.random.Generator) -> Selection:
+        """The output channels kept along every feature axis; whatever reads the axis next takes the same ones."""
+        if self.params.channels == "all":
+            return {}
+        axes = self.layout.of_kind("feature")
+        return {axis.name: self._indices(self._along(axis, round, keep, kernels, rng)) for axis in axes}
+
+    def _along(
         self, axis: Axis, round: int, keep: float, kernels: dict[str, np.ndarray], rng: np.random.Generator
     ) -> np.ndarray:
-        """The output channels kept along a feature axis; whatever reads the axis next takes the same ones."""
+        """The channels kept along one feature axis."""
         count = kept(self.params.channel_keep or keep, axis.size)
         if self.params.channels == "rolling":
             return np.sort((round + np.arange(count)) % axis.size)
@@ -111,27 +137,24 @@ class PriSM(OrthogonalAlgorithm):
             return np.sort(np.concatenate([chosen, rest]))
         return np.arange(count)
 
+    def _indices(self, indices: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(indices).to(self.device)
+
     def trained_part(self) -> ServerModel | None:
         """The prefix of the channels, where clients of the largest capacity train no more; with ``deploy: expected``
         each kernel weighted as well."""
-        expected, keep = self.params.deploy == "expected", max(self.keeps)
-        channel_keep = self.params.channel_keep or keep
-        prefix = self.params.channels == "prefix" and channel_keep < 1
-        if not prefix and not expected:
+        keep, expected = max(self.keeps), self.params.deploy == "expected"
+        channels = self._channels(0, keep, {}, self.random(0)) if self.params.channels == "prefix" else {}
+        if not expected and (not channels or (self.params.channel_keep or keep) == 1):
             return None
-        dense = self.space.leave(self._expected(keep) if expected else self.state)
-        if prefix:
-            layout = self.network.layout()
-            chosen = {a.name: first(kept(channel_keep, a.size), self.device) for a in layout.of_kind("feature")}
-            dense = gather(dense, layout, chosen)
-        return ServerModel(partial(dense_forward, self.network), dense)
+        dense = self.space.leave(self._expected(keep, channels) if expected else self.state)
+        return ServerModel(partial(dense_forward, self.network), gather(dense, self.network.layout(), channels))
 
-    def _expected(self, keep: float) -> State:
-        """The server's tensors with each kernel times its probability to be in a sub-model."""
+    def _expected(self, keep: float, channels: Selection) -> State:
+        """The server's tensors with each kernel times its probability to be in a sub-model of these channels."""
         state = dict(self.state)
-        for path in self.space.paths:
-            sigma = self.space.sigma(self.state, path).cpu().double().numpy()
-            drawn = torch.from_numpy(inclusion(*self._odds(keep, sigma)))
+        for path, sigma in self._sizes(channels if self.params.importance == "part" else {}).items():
+            drawn = self._indices(inclusion(*self._odds(keep, sigma)))
             state[f"{path}.u"] = self.state[f"{path}.u"] * drawn.to(self.state[f"{path}.u"])
         return state
 
