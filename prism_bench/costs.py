@@ -7,6 +7,7 @@ is kept for the backward pass is there to be counted.
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -37,24 +38,47 @@ def measure(forward: Forward, shapes: dict[str, tuple[int, ...]], data: Signatur
     """Costs of one (sub-)model whose tensors have the given shapes, trained with the given batch."""
     params: State = {name: torch.empty(shape, device="meta", requires_grad=True) for name, shape in shapes.items()}
     x = data.example(batch)
-    weights = {tensor.untyped_storage()._cdata for tensor in params.values()}
-    saved: dict[int, tuple[int, Tensor]] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            # Held on to, or a later storage could get the same address.
-            saved[storage._cdata] = (storage.nbytes(), tensor)
-        return tensor
-
-    with (
-        FlopCounterMode(display=False) as counter,
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
-    ):
-        F.cross_entropy(forward(params, x), torch.empty(batch, dtype=torch.int64, device="meta"))
+    kept = Kept({tensor.untyped_storage()._cdata for tensor in params.values()})
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda handle: handle.tensor):
+        with FlopCounterMode(display=False) as counter:
+            loss = F.cross_entropy(forward(params, x), torch.empty(batch, dtype=torch.int64, device="meta"))
+        loss.backward()  # what is computed again there is kept for a while, too
     parameters = sum(tensor.numel() for tensor in params.values())
     transfer = 2 * sum(tensor.numel() * tensor.element_size() for tensor in params.values())
-    return Costs(parameters, counter.get_total_flops() / 2 / batch, sum(size for size, _ in saved.values()), transfer)
+    return Costs(parameters, counter.get_total_flops() / 2 / batch, kept.most, transfer)
+
+
+class Kept:
+    """Bytes that are kept for the backward pass, now and at most; each storage once, the weights never."""
+
+    def __init__(self, weights: set[int]) -> None:
+        self.weights = weights
+        self.holders: Counter[int] = Counter()
+        self.now = self.most = 0
+
+    def pack(self, tensor: Tensor) -> Handle:
+        return Handle(tensor, self)
+
+    def add(self, tensor: Tensor, holders: int) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.weights:
+            return
+        before = self.holders[key] > 0
+        self.holders[key] += holders
+        self.now += storage.nbytes() * ((self.holders[key] > 0) - before)
+        self.most = max(self.most, self.now)
+
+
+class Handle:
+    """What autograd holds in place of a tensor that it keeps, until the backward pass has used it."""
+
+    def __init__(self, tensor: Tensor, kept: Kept) -> None:
+        self.tensor, self.kept = tensor, kept
+        kept.add(tensor, 1)
+
+    def __del__(self) -> None:
+        self.kept.add(self.tensor, -1)
 
 
 def of_full_model(network: Network, data: Signature, batch: int) -> Costs:

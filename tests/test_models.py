@@ -212,6 +212,23 @@ def test_bad_weights_are_named(tmp_path, damage, message):
         settings.initial(settings.build(DeiTTiny.usual), np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "prism"])
+def test_recomputed_blocks_give_the_same_bits_for_less_memory(algorithm):
+    """Clients in threads of their own, and stacked ones to rounding."""
+    narrow = {"name": "resnet18", "width": 5, "blocks": [1, 1]}
+    keeping, again, stacked = (
+        federation(algorithm, model={**narrow, "recompute": recompute}, at_once=at_once)
+        for recompute, at_once in ((False, 1), (True, 1), (True, 8))
+    )
+    records = [one.round(0) for one in (keeping, again, stacked)]
+    assert records[0]["train_loss"] == records[1]["train_loss"]
+    assert records[0]["train_loss"] == pytest.approx(records[2]["train_loss"], rel=1e-4)
+    assert all(torch.equal(keeping.algorithm.state[n], again.algorithm.state[n]) for n in keeping.algorithm.state)
+    before, after = keeping.client_costs, again.client_costs
+    assert after.activation_bytes < 0.8 * before.activation_bytes
+    assert (after.macs, after.parameters) == (before.macs, before.parameters)
+
+
 def test_vgg11_has_its_sizes():
     network = VGG11().build(VGG11.usual)
     convs = [tuple(p.shape[:2]) for name, p in network.named_parameters() if name.startswith("convs")]

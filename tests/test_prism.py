@@ -10,7 +10,8 @@ import torch
 from scipy.stats import chisquare
 
 from prism_bench.algorithm import Client
-from prism_bench.baselines.prism import sample
+from prism_bench.baselines.prism import PriSM, inclusion, sample
+from prism_bench.errors import BadInput
 from prism_bench.testing import federation
 
 
@@ -135,3 +136,48 @@ def test_trained_part_is_the_prefix_of_the_rebuilt_model():
 
 def test_sample_returns_everything_when_asked():
     assert sample(np.array([0.0, -1e9, 5.0]), 3, np.random.default_rng(0)).tolist() == [0, 1, 2]
+
+
+def test_inclusion_is_how_often_sample_draws_each():
+    rng = np.random.default_rng(0)
+    for scores in (np.zeros(12), 4 * np.log(np.linspace(3, 0.1, 12)), np.array([5.0, 4.0, *[-700.0] * 10])):
+        seen = np.zeros(12)
+        for _ in range(5000):
+            seen[sample(scores, 4, rng)] += 1 / 5000
+        assert np.abs(inclusion(scores, 4) - seen).max() < 0.04
+    assert inclusion(np.arange(3.0), 3).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("channels", ["prefix", "random", "all"])
+def test_one_draw_a_round_gives_all_clients_the_same_sub_model(channels):
+    algorithm = federation("prism", {"channels": channels, "draw": "round"}).algorithm
+    [one], [other], [later] = (algorithm.select(r, [Client(c, 0.4)])[0] for r, c in ((3, 7), (3, 8), (4, 7)))
+    assert {name: indices.tolist() for name, indices in one.items()} == {n: i.tolist() for n, i in other.items()}
+    assert any(one[name].tolist() != later[name].tolist() for name in one)
+
+
+def test_importance_within_the_part_prefers_kernels_that_live_there():
+    """A kernel that is the largest of all, but only in channels that nobody keeps, is not worth a place."""
+    for importance, wanted in (("whole", True), ("part", False)):
+        algorithm = federation("prism", {"kappa": 40, "importance": importance}).algorithm
+        u = algorithm.state["convs.1.u"]
+        u[:, 9] = 0
+        u[-1, 9] = 100
+        assert (9 in algorithm.select(0, [Client(0, 0.4)])[0][0]["convs.1.rank"]) is wanted
+    params = PriSM.Params(channels="kernels", importance="part")
+    with pytest.raises(BadInput, match="importance"):
+        PriSM.check(params, algorithm.network, (0.4,))
+
+
+def test_what_is_deployed():
+    """The full model by default; with all kernels drawn for sure, the expected sub-model is the trained part."""
+    for deploy, deployed in (("full", "accuracy_full"), ("trained", "accuracy_trained"), ("expected", None)):
+        run = federation("prism", {"deploy": deploy})
+        found = run.accuracies()
+        assert deployed is None or found["accuracy"] == found[deployed]
+    sure = [federation("prism", {"deploy": deploy, "rank_keep": 1}).algorithm for deploy in ("trained", "expected")]
+    one, other = (algorithm.trained_part() for algorithm in sure)
+    assert all(torch.equal(one.state[name], other.state[name]) for name in one.state)
+    cut = federation("prism", {"deploy": "expected", "channels": "all", "sampling": "uniform"}, keep=0.5).algorithm
+    halved, whole = cut.trained_part().state, cut.full_model().state
+    torch.testing.assert_close(halved["convs.1.weight"], 0.5 * whole["convs.1.weight"])

@@ -6,12 +6,14 @@ A network is built once on the meta device; `torch.func.functional_call` with sm
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from prism_bench.axes import Axis, Dim, Dims, State
 
@@ -222,6 +224,41 @@ class FewChannels(torch.autograd.Function):
         centred.addcmul_(arriving, scale.repeat(8)).sub_((scale * of_bias).repeat(8))
         pixels = x.numel() // x.shape[1]
         return FewChannels.map(centred, x), pixels * of_weight, pixels * of_bias
+
+
+def recomputed(module: nn.Module, x: Tensor) -> Tensor:
+    """A module's output, keeping only its input for the backward pass, which computes the module once more.
+
+    Stacked clients (`vmap`) and compiled code keep everything, as without it.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(x):
+        outputs: Tensor = module(x)
+    else:
+        params = dict(module.named_parameters())
+        outputs = Recomputed.apply(module, tuple(params), x, *params.values())
+    return outputs
+
+
+class Recomputed(torch.autograd.Function):
+    """The module is called with the tensors that it had, as those it holds are others by the time of the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, module: nn.Module, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+        ctx.module, ctx.names = module, names
+        ctx.save_for_backward(*tensors)
+        return Recomputed.call(ctx, tensors)
+
+    @staticmethod
+    def call(ctx: Any, tensors: Sequence[Tensor]) -> Tensor:
+        outputs: Tensor = functional_call(ctx.module, dict(zip(ctx.names, tensors[1:], strict=True)), (tensors[0],))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        with torch.enable_grad():
+            outputs = Recomputed.call(ctx, tensors)
+        return None, None, *torch.autograd.grad(outputs, tensors, gradient)
 
 
 class LayerNorm(Norm):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch.nn.functional as F
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from prism_bench.axes import Axis
 from prism_bench.data.dataset import Signature
-from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear
+from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear, recomputed
 from prism_bench.models.network import Model, Network, require_images
 
 
@@ -35,8 +35,9 @@ class Block(nn.Module):
 class ResNet(Network):
     """Stages of residual blocks; each stage halves the map and doubles the width."""
 
-    def __init__(self, data: Signature, width: int, blocks: tuple[int, ...]) -> None:
+    def __init__(self, data: Signature, width: int, blocks: tuple[int, ...], recompute: bool) -> None:
         super().__init__()
+        self.recompute = recompute
         require_images(data)
         features = Axis("stage1", width)
         self.stem = Conv2d(Axis("input", data.shape[0], "fixed"), features, 3)
@@ -55,7 +56,7 @@ class ResNet(Network):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(x)))
         for block in self.blocks:
-            x = block(x)
+            x = recomputed(block, x) if self.recompute else block(x)
         logits: Tensor = self.classifier(x.mean((2, 3)))
         return logits
 
@@ -65,7 +66,12 @@ class ResNet18(Model):
 
     width: PositiveInt = 64
     blocks: tuple[PositiveInt, ...] = (2, 2, 2, 2)
+    recompute: bool = Field(
+        False,
+        description="keep each block's input only and compute the block again on the way back: much less activation "
+        "memory, a third more work, the same numbers",
+    )
     usual: ClassVar[Signature] = Signature((3, 32, 32), 10)
 
     def build(self, data: Signature) -> ResNet:
-        return ResNet(data, self.width, self.blocks)
+        return ResNet(data, self.width, self.blocks, self.recompute)
