@@ -42,7 +42,7 @@ def measure(forward: Forward, shapes: dict[str, tuple[int, ...]], data: Signatur
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda handle: handle.tensor):
         with FlopCounterMode(display=False) as counter:
             loss = F.cross_entropy(forward(params, x), torch.empty(batch, dtype=torch.int64, device="meta"))
-        loss.backward()  # what is computed again there is kept for a while, too
+        torch.autograd.grad(loss, list(params.values()))  # what is computed again is kept for a while, too
     parameters = sum(tensor.numel() for tensor in params.values())
     transfer = 2 * sum(tensor.numel() * tensor.element_size() for tensor in params.values())
     return Costs(parameters, counter.get_total_flops() / 2 / batch, kept.most, transfer)
