@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -17,7 +19,15 @@ from prism_bench.results import Results
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", ROOT / "results" / "FINDINGS.md"]
 COMMITTED = sorted(folder.parent.name for folder in (ROOT / "results").glob("*/experiment.json"))
+
+
+def blocks(page):
+    """The tables of a page that stand between the command that prints them and an end: (command, table)."""
+    found = re.findall(r"<!-- (prism-bench table .*?) -->\n(.*?)<!-- end -->", page.read_text("utf-8"), flags=re.S)
+    assert found, page
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +38,30 @@ def committed(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("experiment", re.findall(r"<!-- (\w+) -->", README))
-def test_the_readmes_tables_are_the_results(experiment, committed, here):
-    """To the letter, what `prism-bench table EXPERIMENT --format markdown` prints."""
-    block = README.partition(f"<!-- {experiment} -->\n")[2].partition(f"<!-- /{experiment} -->")[0]
-    code, printed, _ = here("table", str(committed / experiment), "--format", "markdown")
+@pytest.mark.parametrize(("page", "command"), [(page, block[0]) for page in PAGES for block in blocks(page)])
+def test_tables_on_pages_are_the_results(page, command, committed, here):
+    """To the letter what the command above each prints; PRISM_BENCH_RENEW=1 writes that in its place."""
+    [table] = [table for other, table in blocks(page) if other == command]
+    _, _, folder, *options = shlex.split(command)
+    code, printed, _ = here("table", str(committed / Path(folder).relative_to("results")), *options)
     assert code == 0
-    rows = [line for line in printed.splitlines() if line.startswith("|")]
-    assert block.splitlines() == rows
+    rows = "".join(f"{line}\n" for line in printed.splitlines() if line.startswith("|"))
+    if os.environ.get("PRISM_BENCH_RENEW"):
+        text = page.read_text("utf-8")
+        page.write_text(text.replace(f"<!-- {command} -->\n{table}", f"<!-- {command} -->\n{rows}"), "utf-8")
+    else:
+        assert table == rows
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_table_has_numbers_from_elsewhere(page):
+    """A table with a number in a cell of its own stands below the command that prints it."""
+    text = page.read_text("utf-8")
+    for command, table in blocks(page):
+        text = text.replace(f"<!-- {command} -->\n{table}<!-- end -->", "")
+    for line in text.splitlines():
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        assert not any(re.fullmatch(r"[-+−]?\d[\d.,]*( ?[±%(k].*)?", cell) for cell in cells), line
 
 
 @pytest.mark.parametrize("experiment", COMMITTED)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from raw_data import REAL, real
 
 from prism_bench import gate
 from prism_bench.errors import BadInput
@@ -226,3 +228,12 @@ def test_a_tolerance():
     assert gate.allowed(50, "10%") == 5
     with pytest.raises(BadInput, match="x: needs a number"):
         gate.allowed(50, "inf", "x")
+
+
+@real
+def test_real_results_have_not_slipped(here, monkeypatch):
+    """Accuracy and costs of the five methods on FEMNIST; times are the business of `tox`, which runs alone."""
+    monkeypatch.setenv("PRISM_BENCH_DATA", str(REAL))
+    assert here("run", "ci_femnist", "--out", "now")[0] == 0
+    code, printed, _ = here("check", str(Path(__file__).parents[1] / "results/baselines/ci_femnist.csv"), "now")
+    assert code == 0, printed
