@@ -60,6 +60,7 @@ class PictureOf(str, Enum):
     rank = "rank"
     sampling = "sampling"
     features = "features"
+    parts = "parts"
 
 
 ExperimentArgument = Annotated[
@@ -135,7 +136,8 @@ def plot(
         list[PictureOf] | None,
         typer.Option(
             help="Which picture, again for more: learning curves; drops against full-model training; accuracy against "
-            "costs; time by stage; rank over the rounds; sampling of the kernels; features that they see.",
+            "costs; time by stage; rank over the rounds; sampling of the kernels; features that they see; "
+            "parts, the sub-models that clients are sent, beside the full model.",
             show_default="what the experiment is about",
         ),
     ] = None,

@@ -92,7 +92,7 @@ class Training(Settings):
     )
 
 
-Probe = Literal["rank", "sampling", "features"]
+Probe = Literal["rank", "sampling", "features", "parts"]
 
 
 class Evaluation(Settings):
@@ -103,7 +103,7 @@ class Evaluation(Settings):
     probes: tuple[Probe, ...] = Field(
         (),
         description="more to record at each evaluation: required kernels of every layer, "
-        "clients that held each kernel; at the end what the first kernels see",
+        "clients that held each kernel, accuracy of sub-models; at the end what the first kernels see",
     )
 
 

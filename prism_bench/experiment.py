@@ -22,7 +22,7 @@ from prism_bench.config import Execution, Settings, flat, validate
 from prism_bench.errors import BadInput, nearest
 from prism_bench.rounds import PLUGINS, SECTIONS, Plugin, Run
 
-View = Literal["accuracy", "drops", "costs", "time", "rank", "sampling", "features"]
+View = Literal["accuracy", "drops", "costs", "time", "rank", "sampling", "features", "parts"]
 Size = Literal["paper", "scaled"]
 
 

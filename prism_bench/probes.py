@@ -1,6 +1,7 @@
-"""More to record of a run than its accuracy: the rank of its layers, who held which kernel, what kernels see.
+"""More to record of a run than its accuracy: rank of layers, who held which kernel, what kernels see, sub-models.
 
-Each probe gives rows, one a layer (or a layer and picture), whose lists run along the kernels in falling order of σ.
+Each probe gives rows, one a layer (or a layer and picture), whose lists run along the kernels in falling order of σ; or
+one a sub-model.
 They are kept with the round's record and read back in long format (`results.Results.probe`).
 """
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from prism_bench.algorithm import dense_forward
 from prism_bench.axes import State
+from prism_bench.evaluate import evaluate
 from prism_bench.models.layers import Weighted
 from prism_bench.orthogonal import svd
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 
-PICTURES, KERNELS = 3, 5
+PICTURES, KERNELS, PARTS = 3, 5, 3
 
 
 def rank(federation: Federation, opened: Round) -> Rows:
@@ -95,6 +97,22 @@ def features(federation: Federation, opened: Round) -> Rows:
     return rows
 
 
+def parts(federation: Federation, opened: Round) -> Rows:
+    """How good the sub-models are that the first clients of the next round would be sent, before they train them.
+
+    Where they are no better than the full model, it is training that is slow; where they are much better, the full
+    model has parts that disturb it.
+    """
+    algorithm, run = federation.algorithm, federation.run
+    cohort = federation.cohort(opened.number + 1)[:PARTS]
+    how = (federation.data, run.evaluation.batch, federation.workers, run.training.precision)
+    return [
+        {"client": client.number, "accuracy": evaluate(algorithm.part(selection), *how)[0]}
+        for client, selections in zip(cohort, algorithm.select(opened.number + 1, cohort), strict=True)
+        for selection in selections
+    ]
+
+
 def _bytes(picture: Tensor) -> list[list[int]]:
     low, high = picture.min(), picture.max()
     scaled = (picture - low) / (high - low).clamp(min=1e-12) * 255
@@ -109,4 +127,4 @@ def _dense(federation: Federation) -> State | None:
     return state if all(name in state and state[name].shape == shape for name, shape in shapes.items()) else None
 
 
-PROBES = {"rank": rank, "sampling": sampling, "features": features}
+PROBES = {"rank": rank, "sampling": sampling, "features": features, "parts": parts}

@@ -130,14 +130,14 @@ def test_the_cost_table_shows_ours_and_the_papers(tmp_path):
 
 
 def test_probes(tmp_path):
-    """Rank, sampling and features as frames, also when only the CSVs are left."""
+    """Rank, sampling, features and sub-models as frames, also when only the CSVs are left."""
     tree = {
         "data": "digits",
         "partition": {"name": "iid", "clients": 4},
         "model": {"name": "smallcnn", "width": 5},
         "capacity": {"keep": 0.4},
         "training": {"rounds": 2, "active": 3, "epochs": 1},
-        "evaluation": {"probes": ["rank", "sampling", "features"]},
+        "evaluation": {"probes": ["rank", "sampling", "features", "parts"]},
         "grid": {"algorithm": ["fedavg", "prism", "splitmix"]},
     }
     carry_out(Experiment.load(tree), tmp_path)
@@ -154,6 +154,11 @@ def test_probes(tmp_path):
     assert set(features["round"]) == {2}
     assert set(features["kernel"]) == {-1, 0, 1, 2, 3, 4}
     assert features["value"].between(0, 255).all()
+    parts = results.probe("parts")
+    assert parts.groupby(["algorithm", "round"]).size().unstack().loc["prism"].tolist() == [3, 3]
+    whole = results.rounds().query("algorithm == 'fedavg'").set_index("round")["accuracy"]
+    theirs = parts.query("algorithm == 'fedavg'")
+    assert (theirs["accuracy"] == theirs["round"].map(whole)).all(), "a client is sent the whole model"
     for path in (tmp_path / "runs").iterdir():
         path.rename(tmp_path / path.name)
     (tmp_path / "runs").rmdir()
@@ -166,7 +171,7 @@ def test_probes(tmp_path):
 def test_the_manifest_says_what_the_runs_share(tmp_path):
     experiment = Experiment.load("heterogeneous", seeds=2)
     about = manifest(experiment, [RunFolder(tmp_path / str(number)) for number in range(len(experiment.runs))])
-    assert about["settings"]["model"] == {"name": "resnet18", "width": 16, "blocks": [1, 1, 1]}
+    assert about["settings"]["model"] == {"name": "resnet18", "width": 16, "blocks": [1, 1, 1], "recompute": False}
     assert "seed" not in about["settings"]
     assert "name" not in about["settings"]["partition"]
     assert about["settings"]["partition"]["clients"] == 50

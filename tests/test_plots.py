@@ -118,6 +118,15 @@ def test_sampling_is_the_mean_over_rounds_and_seeds():
     assert large.lines[0].get_xdata().tolist() == list(range(16))
 
 
+def test_parts_are_dashed_beside_their_full_model(tmp_path):
+    folder = write_results(tmp_path / "x", ROUNDS, shows=["parts"])
+    rounds = Results.open(folder).rounds()
+    rounds.drop(columns="accuracy_full").assign(client=0, accuracy=7.0).to_csv(folder / "parts.csv", index=False)
+    first, *_ = plot(Results.open(folder), "parts").axes
+    assert {line.get_linestyle() for line in first.lines} == {"-", "--"}
+    assert {tuple(set(line.get_ydata())) for line in first.lines if line.get_linestyle() == "--"} == {(7.0,)}
+
+
 def test_features_are_a_grid_with_the_input_first():
     figure = plot(features_of(), "features")
     assert len(figure.axes) == 2 * 4

@@ -31,6 +31,7 @@ HEADINGS = {
     "rank": "Required kernels over the rounds",
     "sampling": "Which kernels clients hold",
     "features": "What principal kernels see",
+    "parts": "The full model and its sub-models",
 }
 
 VECTORS = ("drops", "time")

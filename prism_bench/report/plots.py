@@ -211,6 +211,40 @@ def rank(probe: pd.DataFrame) -> Figure:
     return _by_layer(_probed(probe, "rank"), "round", "value", "round", "required kernels")
 
 
+def parts(probe: pd.DataFrame) -> Figure:
+    """Accuracy by round of the full model (line) and of sub-models as clients are sent them (dashed)."""
+    probe = _probed(probe, "parts")
+    places = [(context, keep) for context in _contexts(probe) for keep in _keeps(probe)]
+    contexts, looks = _contexts(probe), _looks(probe)
+    figure, axes = _grid(len(places), min(len(places), 2), sharey=True)
+    for (context, keep), panel in zip(places, axes, strict=True):
+        here = _in(probe, contexts[context])
+        for method, group in here[here["keep"] == keep].groupby("method", sort=False):
+            colour, _ = looks[str(method)]
+            for column, line in (("accuracy_full", "-"), ("accuracy", "--")):
+                mean = group.groupby("round")[column].mean()
+                label = method if line == "-" else None
+                panel.plot(mean.index, mean, linestyle=line, color=colour, label=label, linewidth=1.6)
+        _title(panel, context, f"keep ratio {keep}")
+        panel.set(xlabel="round", ylabel="test accuracy, %")
+    keys = [_key(name, color=looks[name][0], linestyle="-") for name in dict.fromkeys(probe["method"])]
+    keys += [
+        _key("full model", color="#777777", linestyle="-"),
+        _key("its sub-models", color="#777777", linestyle="--"),
+    ]
+    _legend(figure, axes, keys)
+    return figure
+
+
+def _parts_of(results: Results) -> pd.DataFrame:
+    probe = results.probe("parts")
+    if probe.empty:
+        return probe
+    return probe[probe["cuts"].astype(bool)].merge(
+        results.rounds()[["run", "round", "accuracy_full"]], on=["run", "round"]
+    )
+
+
 def _by_layer(probe: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str) -> Figure:
     """A row a cell, a panel a layer size, a line a layer."""
     from matplotlib import colormaps
@@ -321,6 +355,12 @@ KINDS = {
         lambda results: results.probe("features"),
         ("features",),
         "What principal kernels see: the input, then the features of the kernels by falling singular value.",
+    ),
+    "parts": Kind(
+        parts,
+        _parts_of,
+        ("parts",),
+        "Accuracy of the full model (line) and of the sub-models that clients are sent (dashed) by round.",
     ),
 }
 
