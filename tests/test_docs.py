@@ -86,6 +86,18 @@ def test_every_result_has_its_command():
         assert Results.open(ROOT / "results" / experiment).about["command"] in listed
 
 
+def test_the_report_has_every_result():
+    """One page that needs nothing else; renewed by `prism-bench report --to results/report.html` in a fresh clone."""
+    page = ROOT / "results" / "report.html"
+    assert page.stat().st_size < 5e6
+    text = page.read_text("utf-8")
+    for experiment in COMMITTED:
+        for cell in (
+            pd.read_csv(ROOT / "results" / experiment / "table.csv").get("accuracy", pd.Series(dtype=float)).dropna()
+        ):
+            assert f"{cell:.1f}" in text, experiment
+
+
 def test_the_readmes_experiment_is_valid():
     [text] = re.findall(r"```yaml\n(.*?)```", README, flags=re.S)
     loaded = Experiment.load(yaml.safe_load(text), {"algorithm.kappa": 4}, seeds=3)
