@@ -154,8 +154,10 @@ class PriSM(OrthogonalAlgorithm):
         """The server's tensors with each kernel times its probability to be in a sub-model of these channels."""
         state = dict(self.state)
         for path, sigma in self._sizes(channels if self.params.importance == "part" else {}).items():
-            drawn = self._indices(inclusion(*self._odds(keep, sigma)))
-            state[f"{path}.u"] = self.state[f"{path}.u"] * drawn.to(self.state[f"{path}.u"])
+            u = self.state[f"{path}.u"]
+            # Cast first: not every device has float64.
+            drawn = torch.from_numpy(inclusion(*self._odds(keep, sigma))).to(u.dtype).to(u.device)
+            state[f"{path}.u"] = u * drawn
         return state
 
 
