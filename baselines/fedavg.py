@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prism_bench.algorithm import Algorithm, Client
-from prism_bench.axes import Selection
+from prism_bench.plugin import Algorithm, Client, Selection
 
 
 class FedAvg(Algorithm):

@@ -11,11 +11,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from prism_bench.algorithm import Algorithm, Client, ServerModel
-from prism_bench.axes import Selection, State, first
-from prism_bench.capacity import kept
-from prism_bench.config import Settings
-from prism_bench.models.network import Network
+from prism_bench.plugin import Algorithm, Client, Network, Selection, ServerModel, Settings, along, prefix
 
 
 class OrigDrop(Algorithm):
@@ -29,15 +25,15 @@ class OrigDrop(Algorithm):
 
     params: Params
 
-    def __init__(self, params: Params, network: Network, dense: State, seed: int) -> None:
-        network.set_rescale(params.scaling)
-        super().__init__(params, network, dense, seed)
+    def build(self, network: Network, seed: int) -> None:
+        network.set_rescale(self.params.scaling)
+        super().build(network, seed)
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         return [[self._first(client.keep)] for client in cohort]
 
     def _first(self, keep: float) -> Selection:
-        return {axis.name: first(kept(keep, axis.size), self.device) for axis in self.layout.of_kind("feature")}
+        return along(self.layout.of_kind("feature"), keep, prefix, self.device)
 
     def trained_part(self) -> ServerModel | None:
         return self.part(self._first(max(self.keeps))) if max(self.keeps) < 1 else None

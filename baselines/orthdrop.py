@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prism_bench.algorithm import Client, OrthogonalAlgorithm, ServerModel
-from prism_bench.axes import Selection
-from prism_bench.capacity import kept
+from prism_bench.plugin import Client, OrthogonalAlgorithm, Selection, ServerModel, kept
 
 
 class OrthDrop(OrthogonalAlgorithm):
@@ -22,7 +20,7 @@ class OrthDrop(OrthogonalAlgorithm):
     def _top(self, keep: float) -> Selection:
         top = {}
         for path in self.space.paths:
-            # In falling order of σ right after a refresh, and not for long after that.
+            # A refresh leaves the kernels in falling order of σ, and training soon mixes them up again.
             order = self.space.sigma(self.state, path).argsort(descending=True, stable=True)
             axis = self.space.rank(path)
             top[axis.name] = order[: kept(keep, axis.size)].sort().values

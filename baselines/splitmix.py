@@ -11,13 +11,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from prism_bench.algorithm import Algorithm, Client, dense_forward
-from prism_bench.axes import Axis, Dim, Layout, Selection, State
-from prism_bench.capacity import kept
-from prism_bench.config import Settings
-from prism_bench.errors import BadInput
-from prism_bench.models.network import Network
-from prism_bench.submodel import gather_stacked
+from prism_bench.plugin import (
+    Algorithm,
+    Axis,
+    BadInput,
+    Client,
+    Dim,
+    Layout,
+    Network,
+    Selection,
+    Settings,
+    State,
+    along,
+    block,
+    dense_forward,
+    gather_stacked,
+)
 
 
 class SplitMix(Algorithm):
@@ -33,15 +42,6 @@ class SplitMix(Algorithm):
 
     params: Params
 
-    def __init__(self, params: Params, network: Network, dense: State, seed: int) -> None:
-        network.set_rescale(params.scaling)
-        super().__init__(params, network, dense, seed)
-        self.atoms = round(1 / params.atom)
-        # Atom k starts as block k of the shared initial model; where the width does not divide, blocks overlap.
-        self.state = gather_stacked(dense, self.layout, [self._block(number) for number in range(self.atoms)])
-        atom = Dim(Axis("atom", self.atoms, "atom"))
-        self.layout = Layout({name: (atom, *(None,) * (t.ndim - 1)) for name, t in self.state.items()})
-
     @classmethod
     def check(cls, params: Params, network: Network, keeps: Sequence[float]) -> None:
         for keep in keeps:
@@ -51,13 +51,20 @@ class SplitMix(Algorithm):
                     f"{params.atom:g}; an atom of at most {keep:g} would do."
                 )
 
-    def _block(self, number: int) -> Selection:
-        block = {}
-        for axis in self.layout.of_kind("feature"):
-            count = kept(self.params.atom, axis.size)
-            start = round(number * (axis.size - count) / max(1, self.atoms - 1))
-            block[axis.name] = torch.arange(start, start + count, device=self.device)
-        return block
+    def build(self, network: Network, seed: int) -> None:
+        network.set_rescale(self.params.scaling)
+        super().build(network, seed)
+        self.atoms = round(1 / self.params.atom)
+        atom = Dim(Axis("atom", self.atoms, "atom"))
+        self.layout = Layout({name: (atom, *(None,) * len(dims)) for name, dims in self.layout.dims.items()})
+
+    def start(self, dense: State) -> None:
+        """Atom k starts as block k of the shared initial model."""
+        whole = self.network.layout()
+        blocks = [
+            along(whole.of_kind("feature"), self.params.atom, block(number, self.atoms)) for number in range(self.atoms)
+        ]
+        self.state = gather_stacked(dense, whole, blocks)
 
     def _budget(self, keep: float) -> int:
         return min(self.atoms, round(keep / self.params.atom))

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
-from prism_bench.partition import Partition, Partitioner, samples_each, whole
+from prism_bench.plugin import Partitioner, Population, samples_each, whole
 
 
 def dirichlet(
     labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator, samples: int | None = None
-) -> Partition:
+) -> Population:
     """Give each client ``samples`` samples (all that can be dealt, unless given), without replacement.
 
     >>> labels = np.arange(1000) % 10
@@ -37,7 +37,7 @@ def dirichlet(
     for pool, count in zip(pools, counts, strict=True):
         dealt = np.repeat(np.arange(clients, dtype=owners.dtype), count)
         owners[rng.permutation(pool)[: len(dealt)]] = dealt
-    return Partition.from_owners(owners, clients)
+    return Population.from_owners(owners, clients)
 
 
 def _counts(clients: int, samples: int, supply: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
@@ -108,5 +108,5 @@ class Dirichlet(Partitioner):
     alpha: PositiveFloat
     samples: PositiveInt | None = None
 
-    def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition:
+    def split(self, labels: np.ndarray, owners: Sequence[str] | None, rng: np.random.Generator) -> Population:
         return dirichlet(labels, self.clients, self.alpha, rng, self.samples)

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prism_bench.partition import Partition
+from prism_bench.plugin import Population
 
 from .writers import Writers, by_writer
 
 
-def femnist(writers: Sequence[str], clients: int = 100, each: int = 10) -> Partition:
+def femnist(writers: Sequence[str], clients: int = 100, each: int = 10) -> Population:
     """Give each client all samples of the next ``each`` writers in the order of their names: nothing is drawn.
 
     >>> partition = femnist(["eve", "bob", "ann", "bob", "dan"], clients=2, each=2)
@@ -27,5 +27,5 @@ def femnist(writers: Sequence[str], clients: int = 100, each: int = 10) -> Parti
 class FemnistWriters(Writers):
     """All samples of k writers a client, the writers in the order of their names."""
 
-    def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition:
-        return femnist(self.named(writers), self.clients, self.each)
+    def split(self, labels: np.ndarray, owners: Sequence[str] | None, rng: np.random.Generator) -> Population:
+        return femnist(self.named(owners), self.clients, self.each)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import PositiveInt
 
-from prism_bench.partition import Partition, Partitioner, samples_each, whole
+from prism_bench.plugin import Partitioner, Population, samples_each, whole
 
 
-def iid(total: int, clients: int, rng: np.random.Generator, samples: int | None = None) -> Partition:
+def iid(total: int, clients: int, rng: np.random.Generator, samples: int | None = None) -> Population:
     """Deal ``total`` samples to clients at random, the same number each (all that can be dealt, unless given).
 
     >>> iid(10, 3, np.random.default_rng(0)).sizes.tolist()
@@ -18,7 +18,7 @@ def iid(total: int, clients: int, rng: np.random.Generator, samples: int | None 
     """
     samples = samples_each(total, clients, samples)
     dealt = rng.permutation(np.arange(total, dtype=whole(total)))[: clients * samples]
-    return Partition(np.sort(dealt.reshape(clients, samples)).ravel(), samples * np.arange(clients + 1))
+    return Population(np.sort(dealt.reshape(clients, samples)).ravel(), samples * np.arange(clients + 1))
 
 
 class IID(Partitioner):
@@ -26,5 +26,5 @@ class IID(Partitioner):
 
     samples: PositiveInt | None = None
 
-    def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition:
+    def split(self, labels: np.ndarray, owners: Sequence[str] | None, rng: np.random.Generator) -> Population:
         return iid(len(labels), self.clients, rng, self.samples)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
-from prism_bench.partition import Partition, Partitioner
+from prism_bench.plugin import Partitioner, Population
 
 from .dirichlet import dirichlet
 from .iid import iid
@@ -15,7 +15,7 @@ from .iid import iid
 
 def imdb(
     labels: np.ndarray, rng: np.random.Generator, clients: int = 100, samples: int = 375, alpha: float | None = None
-) -> Partition:
+) -> Population:
     """Give each client ``samples`` reviews: any, or with ``alpha`` in the proportions of one Dir(α) draw a client.
 
     >>> labels = np.arange(37_500) % 2
@@ -36,5 +36,5 @@ class ImdbReviews(Partitioner):
     samples: PositiveInt = 375
     alpha: PositiveFloat | None = None
 
-    def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition:
+    def split(self, labels: np.ndarray, owners: Sequence[str] | None, rng: np.random.Generator) -> Population:
         return imdb(labels, rng, self.clients, self.samples, self.alpha)

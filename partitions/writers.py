@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 from pydantic import PositiveInt
 
-from prism_bench.errors import BadInput
-from prism_bench.partition import Partition, Partitioner, whole
+from prism_bench.plugin import BadInput, Partitioner, Population, whole
 
 
-def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Generator | None) -> Partition:
+def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Generator | None) -> Population:
     """Give each client all samples of ``each`` writers; writers left over are left out.
 
     Writers are drawn at random; without a generator they are taken in the order of their names.
@@ -30,7 +29,7 @@ def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Ge
     owner = np.full(len(names), -1, whole(clients))
     order = np.arange(len(names)) if rng is None else rng.permutation(len(names))
     owner[order[: clients * each]] = np.repeat(np.arange(clients), each)
-    return Partition.from_owners(owner[numbers], clients)
+    return Population.from_owners(owner[numbers], clients)
 
 
 class Writers(Partitioner):
@@ -38,12 +37,12 @@ class Writers(Partitioner):
 
     each: PositiveInt = 10
 
-    def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition:
-        return by_writer(self.named(writers), self.clients, self.each, rng)
+    def split(self, labels: np.ndarray, owners: Sequence[str] | None, rng: np.random.Generator) -> Population:
+        return by_writer(self.named(owners), self.clients, self.each, rng)
 
     @staticmethod
-    def named(writers: Sequence[str] | None) -> Sequence[str]:
+    def named(owners: Sequence[str] | None) -> Sequence[str]:
         """The writers; BadInput where the data doesn't name them."""
-        if writers is None:
+        if owners is None:
             raise BadInput("partition.name: needs data that names its writers; try 'iid' or 'dirichlet'.")
-        return writers
+        return owners

@@ -12,10 +12,10 @@ if (_root / "pyproject.toml").exists() and (_root / "baselines").is_dir():
     __path__.append(str(_root))
 
 if TYPE_CHECKING:
-    from prism_bench.callbacks import Callback
-    from prism_bench.report import differences, plot, table, write_pictures, write_report
-    from prism_bench.results import Results
-    from prism_bench.runner import run
+    from prism_bench.analysis.report import differences, plot, table, write_pictures, write_report
+    from prism_bench.harness.callbacks import Callback
+    from prism_bench.harness.results import Results
+    from prism_bench.harness.runner import run
 
 __all__ = [
     "Callback",
@@ -30,10 +30,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Callback": "prism_bench.callbacks",
-    "Results": "prism_bench.results",
-    "run": "prism_bench.runner",
-    **dict.fromkeys(("differences", "plot", "table", "write_pictures", "write_report"), "prism_bench.report"),
+    "Callback": "prism_bench.harness.callbacks",
+    "Results": "prism_bench.harness.results",
+    "run": "prism_bench.harness.runner",
+    **dict.fromkeys(("differences", "plot", "table", "write_pictures", "write_report"), "prism_bench.analysis.report"),
 }
 
 

@@ -25,17 +25,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from prism_bench import costs
-from prism_bench.algorithm import Algorithm, Client
-from prism_bench.axes import State
-from prism_bench.config import Execution, Training
+from prism_bench.base.errors import BadInput
+from prism_bench.core.algorithm import Algorithm, Client
+from prism_bench.core.axes import State
+from prism_bench.core.submodel import Merge, gather, gather_stacked
 from prism_bench.data.dataset import Dataset
 from prism_bench.data.noise import Noise
-from prism_bench.errors import BadInput
-from prism_bench.partition import Partition
-from prism_bench.rounds import Federation, Plugin, Run
-from prism_bench.submodel import Merge, gather, gather_stacked
-from prism_bench.train import Local, train
+from prism_bench.data.population import Population
+from prism_bench.engine import costs
+from prism_bench.engine.federation import Federation
+from prism_bench.engine.local import Schedule, train
+from prism_bench.engine.settings import Execution, Training
+from prism_bench.engine.spec import Plugin, Run
 
 TINY: Mapping[str, Any] = {"name": "smallcnn", "width": 10, "norm": "batch"}
 KEEPS = (0.2, 0.4, 0.7, 1.0)
@@ -88,8 +89,8 @@ def federation(
             "training": {"rounds": 3, "active": len(sizes), "batch": 4, "lr": 0.05, "epochs": 1} | training,
         }
     )
-    partition = Partition.from_owners(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
-    return Federation(run, data, partition, Execution(device="cpu", at_once=at_once))
+    population = Population.from_owners(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+    return Federation(run, data, population, Execution(device="cpu", at_once=at_once))
 
 
 def check_described(algorithm: str, params: Mapping[str, Any] | None = None, model: Mapping[str, Any] = TINY) -> None:
@@ -165,7 +166,7 @@ def check_batching(algorithm: str, params: Mapping[str, Any] | None = None, mode
     """
     sizes = (3, 12, 9, 12, 5)
     together, apart = (
-        _double(federation(algorithm, params, model, (0.4, 0.2), sizes=sizes, at_once=at_once)) for at_once in (8, 1)
+        double(federation(algorithm, params, model, (0.4, 0.2), sizes=sizes, at_once=at_once)) for at_once in (8, 1)
     )
     for round in range(2):
         together.round(round)
@@ -176,7 +177,7 @@ def check_batching(algorithm: str, params: Mapping[str, Any] | None = None, mode
 
 def check_equivalents(algorithm: str, params: Mapping[str, Any] | None = None, model: Mapping[str, Any] = TINY) -> None:
     """Every way to the logits that it offers gives those of `forward`, and their gradients; in double precision."""
-    one = _double(federation(algorithm, params, model))
+    one = double(federation(algorithm, params, model))
     [[selection, *_]] = one.algorithm.select(0, [Client(0, 0.4)])
     state = gather(one.algorithm.state, one.algorithm.layout, selection)
     x = one.data.prepare(one.data.train.inputs[:6])
@@ -199,7 +200,7 @@ def check_meta_step(algorithm: str, params: Mapping[str, Any] | None = None, mod
         stacked = gather_stacked(one.algorithm.state, one.algorithm.layout, selections)
         state: State = {name: tensor.to(meta) for name, tensor in stacked.items()}
         training = Training(batch=4, epochs=1, clip=1.0)
-        work = [Local.plan(one.partition[number], training, 0, 0, number) for number in range(at_once)]
+        work = [Schedule.plan(one.population[number], training, 0, 0, number) for number in range(at_once)]
         assert train(one.algorithm, state, work, one.data.to(meta), training, 0.1).device == meta
 
 
@@ -266,10 +267,10 @@ class _DoubleDataset(Dataset):
         return x.double() if x.is_floating_point() else x
 
 
-def _double(one: Federation) -> Federation:
+def double(one: Federation) -> Federation:
     """The same run in double precision."""
     one.algorithm.state = {name: tensor.double() for name, tensor in one.algorithm.state.items()}
-    one.data = _DoubleDataset(**vars(one.data))
+    one.trainer.data = one.data = _DoubleDataset(**vars(one.data))
     return one
 
 

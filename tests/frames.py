@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from prism_bench.results import COSTS, LABELS
+from prism_bench.harness.results import COSTS, LABELS
 
 
 def rounds_of(*rows, **labels):

@@ -116,7 +116,7 @@ def all_numbers(work: Path) -> dict[str, Any]:
 
     for threads, model in itertools.product((1, 2), MODELS):
         add(f"{model['name']}, {threads} threads", experiment(model, METHODS, execution={"threads": threads}))
-    budget = {"capacity": {"budget": {"macs": "20%", "activation_bytes": "60%"}}}
+    budget = {"capacity": {"budget": {"macs": "45%", "transfer_bytes": "60%"}}}
     add("budget", experiment(MODELS[0], ["prism", "origdrop", "splitmix", "orthdrop"], **budget))
     add("at once", experiment(MODELS[-1], ["prism", "splitmix"], execution={"at_once": 3}))
 
@@ -189,7 +189,9 @@ def main() -> None:
     for title, keys in (("differs", differ), ("missing", sorted(missing)), ("new", sorted(new))):
         for key in keys[:20]:
             print(f"{title}: {key}")
-    print(f"{len(before) - len(differ) - len(missing)} equal, {len(differ)} differ, {len(missing)} missing, {len(new)} new")
+    print(
+        f"{len(before) - len(differ) - len(missing)} equal, {len(differ)} differ, {len(missing)} missing, {len(new)} new"
+    )
     sys.exit(1 if differ or missing else 0)
 
 

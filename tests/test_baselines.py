@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from shared import ALGORITHMS
 from torch import nn
 
-from prism_bench.algorithm import Client
-from prism_bench.errors import BadInput
-from prism_bench.submodel import Merge, gather
+from prism_bench.base.errors import BadInput
+from prism_bench.core.algorithm import Client
+from prism_bench.core.submodel import Merge, gather
+from prism_bench.engine.local import Schedule
 from prism_bench.testing import federation, tiny_data
-from prism_bench.train import Local
 
 CNN = {"name": "cnn", "width": 10}
 
@@ -35,7 +35,7 @@ class HandWritten(nn.Module):
 def test_fedavg_equals_a_hand_written_loop(at_once):
     """Plain modules, torch's own SGD, a mean of state dicts: three rounds, step by step."""
     one = federation("fedavg", model=CNN, sizes=(12, 12, 9, 14), at_once=at_once, epochs=2)
-    training, partition, data = one.run.training, one.partition, one.data
+    training, partition, data = one.run.training, one.population, one.data
     server = HandWritten(data.classes)
     server.load_state_dict(one.algorithm.state)
     for round in range(training.rounds):
@@ -45,7 +45,7 @@ def test_fedavg_equals_a_hand_written_loop(at_once):
             local = HandWritten(data.classes)
             local.load_state_dict(server.state_dict())
             optimiser = torch.optim.SGD(local.parameters(), lr, training.momentum, weight_decay=training.decay)
-            for batch in Local.plan(partition[client.number], training, one.run.seed, round, client.number).batches:
+            for batch in Schedule.plan(partition[client.number], training, one.run.seed, round, client.number).batches:
                 optimiser.zero_grad()
                 x = data.prepare(data.train.inputs[batch])
                 F.cross_entropy(local(x), data.train.labels[batch]).backward()

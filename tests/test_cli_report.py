@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from frames import rounds_of, write_results
 
-from prism_bench import cli_report
-from prism_bench.report import table
-from prism_bench.report.plots import KINDS
-from prism_bench.report.sheets import VIEWS
+from prism_bench.analysis.report import table
+from prism_bench.analysis.report.plots import KINDS
+from prism_bench.analysis.report.sheets import VIEWS
+from prism_bench.cli import results as cli_report
 
 ROUNDS = rounds_of(
     ("fedavg", "1", 0, [70, 92]), ("fedavg", "1", 1, [70, 90]),

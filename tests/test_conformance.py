@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from shared import MODELS, model_id
 
-from prism_bench import registry
+from prism_bench.base import registry
 from prism_bench.testing import CHECKS
 
 names = [check.__name__.removeprefix("check_") for check in CHECKS]

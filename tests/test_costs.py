@@ -10,17 +10,18 @@ import torch
 from shared import ALGORITHMS, MODELS, model_id
 from torch.utils.flop_counter import FlopCounterMode
 
-from prism_bench import costs
-from prism_bench.algorithm import Client
-from prism_bench.capacity import Budget, Capacity, kept
-from prism_bench.cli_costs import table
-from prism_bench.config import Execution
+from prism_bench.base.errors import BadInput
+from prism_bench.cli.costs import table
+from prism_bench.core.algorithm import Client
+from prism_bench.core.capacity import Budget, Capacity, kept
+from prism_bench.core.submodel import gather
 from prism_bench.data.dataset import Signature
-from prism_bench.errors import BadInput
+from prism_bench.engine import costs
+from prism_bench.engine.federation import Federation, split
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import Run
 from prism_bench.models.cnn import FemnistCNN
 from prism_bench.models.resnet import ResNet18
-from prism_bench.rounds import Federation, Run, split
-from prism_bench.submodel import gather
 from prism_bench.testing import federation
 
 CIFAR, FEMNIST = Signature((3, 32, 32), 10), Signature((1, 28, 28), 62)

@@ -14,13 +14,13 @@ import raw_data as make
 import torch
 from raw_data import REAL, real
 
+from prism_bench.base.errors import BadInput
+from prism_bench.base.files import read_tensors
 from prism_bench.data import cache
 from prism_bench.data.cifar10 import CIFAR10
 from prism_bench.data.femnist import FEMNIST
 from prism_bench.data.imdb import IMDB
-from prism_bench.errors import BadInput
-from prism_bench.files import read_tensors
-from prism_bench.rounds import Run
+from prism_bench.engine.spec import Run
 
 TRAIN, TEST = make.cifar(10), make.cifar(4, seed=1)
 REVIEWS = [(number % 2, f"word{'abcdefgh'[number]} movie number<br />and more, it's {number}") for number in range(8)]
@@ -100,12 +100,12 @@ def test_femnist_holds_out_a_part_of_each_writer_and_leaves_small_ones_out(tmp_p
     images, labels, writers = make.handwriting(sizes)
     make.femnist_hub(tmp_path, images, labels, writers)
     data = FEMNIST(root=tmp_path, min_images=20, test_share=0.2).load()
-    trained = {name: data.writers.count(name) for name in sorted(set(data.writers))}
+    trained = {name: data.owners.count(name) for name in sorted(set(data.owners))}
     assert trained == {"w0": 24, "w2": 40, "w3": 16}
     assert len(data.test) == 6 + 10 + 4
     # Each sample keeps its writer, and none is in both parts.
     owner = {image.tobytes(): writer for image, writer in zip(images, writers.tolist(), strict=True)}
-    assert [owner[image.numpy().tobytes()] for image in data.train.inputs] == data.writers
+    assert [owner[image.numpy().tobytes()] for image in data.train.inputs] == data.owners
     assert not {i.numpy().tobytes() for i in data.train.inputs} & {i.numpy().tobytes() for i in data.test.inputs}
     assert data.classes == 62
     with pytest.raises(BadInput, match=r"data.min_images: no writer in .* has 51 images; the most that one has is 50"):
@@ -510,7 +510,7 @@ def test_real_cifar10():
 @real
 def test_real_femnist():
     data = FEMNIST(root=REAL).load()
-    counts = pd.Series(data.writers).value_counts()
+    counts = pd.Series(data.owners).value_counts()
     assert len(data.train) + len(data.test) >= 63_942
     assert len(counts) >= 391
     assert counts.min() >= 45, "nine tenths of 50"

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from prism_bench import gate
-from prism_bench.experiment import Experiment, known
-from prism_bench.report import view_of
-from prism_bench.results import Results
+from prism_bench.analysis import gate
+from prism_bench.analysis.report import view_of
+from prism_bench.harness.experiment import Experiment, known
+from prism_bench.harness.results import Results
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 import prism_bench
-from prism_bench.callbacks import Callback
+from prism_bench.base.errors import BadInput
 from prism_bench.data.dataset import Split
 from prism_bench.data.digits import Digits
-from prism_bench.errors import BadInput
-from prism_bench.experiment import Experiment
-from prism_bench.runner import carry_out
+from prism_bench.harness.callbacks import Callback
+from prism_bench.harness.experiment import Experiment
+from prism_bench.harness.runner import carry_out
 
 SMALL = {
     "name": "small",

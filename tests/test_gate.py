@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from raw_data import REAL, real
 
-from prism_bench import gate
-from prism_bench.errors import BadInput
-from prism_bench.experiment import Experiment
-from prism_bench.runner import carry_out
+from prism_bench.analysis import gate
+from prism_bench.base.errors import BadInput
+from prism_bench.harness.experiment import Experiment
+from prism_bench.harness.runner import carry_out
 
 SMALL = {
     "name": "small",

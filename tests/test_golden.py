@@ -19,8 +19,8 @@ import pytest
 from frames import rounds_of
 from rich.console import Console
 
-from prism_bench.report import sheets, tables
-from prism_bench.results import summarise
+from prism_bench.analysis.report import sheets, tables
+from prism_bench.harness.results import summarise
 
 GOLDEN = Path(__file__).parent / "golden"
 NASTY = "a_b|c & 50% <script>"

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from prism_bench.errors import BadInput
-from prism_bench.experiment import TOP_LEVEL, Experiment, known
-from prism_bench.rounds import PLUGINS, SECTIONS
+from prism_bench.base.errors import BadInput
+from prism_bench.engine.spec import PLUGINS, SECTIONS
+from prism_bench.harness.experiment import TOP_LEVEL, Experiment, known
 
 VALID = {
     "name": "small",

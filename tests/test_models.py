@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from prism_bench.algorithm import Client
+from prism_bench.base.errors import BadInput
+from prism_bench.core.algorithm import Client
+from prism_bench.core.submodel import gather
 from prism_bench.data.dataset import Signature
-from prism_bench.errors import BadInput
+from prism_bench.engine.spec import Plugin
 from prism_bench.models.cnn import VGG11
 from prism_bench.models.deit import DeiTTiny
 from prism_bench.models.lstm import LSTM
-from prism_bench.rounds import Plugin
-from prism_bench.submodel import gather
 from prism_bench.testing import federation, tiny_data
 
 

@@ -7,11 +7,11 @@ import weakref
 import pytest
 import torch
 
+from prism_bench.base.errors import BadInput
+from prism_bench.core.orthogonal import OrthogonalSpace, svd
 from prism_bench.data.dataset import Signature
-from prism_bench.errors import BadInput
 from prism_bench.models.cnn import FemnistCNN
 from prism_bench.models.resnet import ResNet18
-from prism_bench.orthogonal import OrthogonalSpace, svd
 from prism_bench.testing import federation
 
 

@@ -10,8 +10,8 @@ import pytest
 from frames import rank_of, rounds_of, write_results
 
 import prism_bench
-from prism_bench.report.page import page
-from prism_bench.results import Results
+from prism_bench.analysis.report.page import page
+from prism_bench.harness.results import Results
 
 NASTY = "</script><script>alert(1)</script><img src=http://example.com/x onerror=alert(2)> & 50%"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from prism_bench import paper
-from prism_bench.config import Training
-from prism_bench.errors import BadInput
-from prism_bench.experiment import Experiment, known
-from prism_bench.results import Results
-from prism_bench.runner import _beside, carry_out, manifest
-from prism_bench.store import RunFolder
+from prism_bench.base.errors import BadInput
+from prism_bench.engine.settings import Training
+from prism_bench.harness import paper
+from prism_bench.harness.experiment import Experiment, known
+from prism_bench.harness.results import Results
+from prism_bench.harness.run_folder import RunFolder
+from prism_bench.harness.runner import _beside, carry_out, manifest
 
 RESULTS = {
     "homogeneous_resnet18", "homogeneous_cnn", "homogeneous_lstm", "homogeneous_deit", "heterogeneous",

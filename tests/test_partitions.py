@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from prism_bench.errors import BadInput
-from prism_bench.partition import Partition, draw
+from prism_bench.base.errors import BadInput
+from prism_bench.data.population import Population, draw
 from prism_bench.partitions.dirichlet import Dirichlet, dirichlet
 from prism_bench.partitions.femnist import FemnistWriters, femnist
 from prism_bench.partitions.iid import IID, iid
@@ -148,7 +148,7 @@ def test_a_picture_of_any_number_of_clients(tmp_path, clients):
 
 def test_a_partition_reports_itself():
     labels = np.array([0, 0, 1, 1, 2, 2])
-    partition = Partition.from_owners(np.array([0, 0, 1, -1, 1, 1]), clients=2)
+    partition = Population.from_owners(np.array([0, 0, 1, -1, 1, 1]), clients=2)
     frame = partition.describe(labels)
     assert frame["samples"].tolist() == [2, 3]
     assert frame["classes"].tolist() == [1, 2]

@@ -10,10 +10,10 @@ from frames import features_of, rank_of, rounds_of, sampling_of, write_results
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism_bench.errors import BadInput
-from prism_bench.report import plot, write_pictures
-from prism_bench.report.plots import PALETTE, REFERENCE, pareto
-from prism_bench.results import Results, summarise
+from prism_bench.analysis.report import plot, write_pictures
+from prism_bench.analysis.report.plots import PALETTE, REFERENCE, pareto
+from prism_bench.base.errors import BadInput
+from prism_bench.harness.results import Results, summarise
 
 ROUNDS = rounds_of(
     *(("fedavg", "1", seed, [50 + seed, math.nan, 90]) for seed in (0, 1)),

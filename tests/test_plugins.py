@@ -7,10 +7,10 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from prism_bench import registry
-from prism_bench.errors import BadInput
-from prism_bench.experiment import Experiment
-from prism_bench.runner import carry_out
+from prism_bench.base import registry
+from prism_bench.base.errors import BadInput
+from prism_bench.harness.experiment import Experiment
+from prism_bench.harness.runner import carry_out
 from prism_bench.testing import CHECKS
 
 INSTALLED = "rollingdrop" in registry.find("algorithms")

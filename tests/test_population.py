@@ -8,13 +8,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from prism_bench.capacity import Capacity
-from prism_bench.config import Execution
-from prism_bench.partition import Partition
+from prism_bench.core.capacity import Capacity
+from prism_bench.data.population import Population
+from prism_bench.engine.federation import Federation
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import Run
 from prism_bench.partitions.dirichlet import dirichlet
 from prism_bench.partitions.iid import iid
 from prism_bench.partitions.writers import by_writer
-from prism_bench.rounds import Federation, Run
 from prism_bench.testing import tiny_data
 
 MILLION = 1_000_000
@@ -31,7 +32,7 @@ def federation(redraw, clients=MILLION, active=100):
             "training": {"active": active, "rounds": 3},
         }
     )
-    partition = Partition(np.arange(clients, dtype=np.int32) % 48, np.arange(clients + 1))
+    partition = Population(np.arange(clients, dtype=np.int32) % 48, np.arange(clients + 1))
     return Federation(run, tiny_data(), partition, Execution(device="cpu"))
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from prism_bench.algorithm import Client
+from prism_bench.base.errors import BadInput
 from prism_bench.baselines.prism import PriSM, inclusion, sample
-from prism_bench.errors import BadInput
+from prism_bench.core.algorithm import Client
 from prism_bench.testing import federation
 
 

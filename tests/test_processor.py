@@ -11,16 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prism_bench import costs, processor
-from prism_bench.algorithm import Client
-from prism_bench.config import Execution, Training
+from prism_bench.core.algorithm import Client
+from prism_bench.core.submodel import gather_stacked
 from prism_bench.data.dataset import channels_last
+from prism_bench.engine import costs
+from prism_bench.engine import hardware as processor
+from prism_bench.engine.hardware import clients_at_once
+from prism_bench.engine.local import Schedule, train
+from prism_bench.engine.settings import Execution, Training
 from prism_bench.models.layers import FewChannels
 from prism_bench.models.lstm import Recurrence
-from prism_bench.rounds import clients_at_once
-from prism_bench.submodel import gather_stacked
 from prism_bench.testing import federation, tiny_data
-from prism_bench.train import Local, train
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_no_step_of_an_epoch_waits_for_the_host(clients):
     counts = []
     for epochs in (1, 5):
         training = Training(batch=8, epochs=epochs)
-        work = [Local.plan(one.partition[number], training, 0, 0, number) for number in range(clients)]
+        work = [Schedule.plan(one.population[number], training, 0, 0, number) for number in range(clients)]
         selections = [one.algorithm.select(0, [Client(number, 0.4)])[0][0] for number in range(clients)]
         stacked = gather_stacked(one.algorithm.state, one.algorithm.layout, selections)
         state = {name: tensor.to(meta) for name, tensor in stacked.items()}

@@ -11,13 +11,13 @@ import pytest
 import torch
 import yaml
 
-from prism_bench import costs
-from prism_bench.experiment import Experiment
-from prism_bench.profile import matrix_product, measure
-from prism_bench.report import sheets
-from prism_bench.results import LABELS
+from prism_bench.analysis.profile import matrix_product, measure
+from prism_bench.analysis.report import sheets
+from prism_bench.engine import costs
+from prism_bench.harness.experiment import Experiment
+from prism_bench.harness.jobs import Shelf
+from prism_bench.harness.results import LABELS
 from prism_bench.testing import federation
-from prism_bench.work import Shelf
 
 FILE = {
     "data": "digits",

@@ -7,10 +7,12 @@ import pytest
 import torch
 from shared import ALGORITHMS
 
-from prism_bench import processor, rounds
-from prism_bench.capacity import Capacity
-from prism_bench.config import Execution
-from prism_bench.rounds import Federation, Run, split
+from prism_bench.core.capacity import Capacity
+from prism_bench.engine import federation as rounds
+from prism_bench.engine import hardware as processor
+from prism_bench.engine.federation import Federation, split
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import Run
 from prism_bench.testing import federation
 
 TREE = {
@@ -53,7 +55,7 @@ def recorded(algorithm, monkeypatch, seed=0):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS[1:])
 def test_equal_seeds_give_equal_draws_across_algorithms(algorithm, monkeypatch):
-    """Partition, cohort, capacity, initial weights and batch order."""
+    """Population, cohort, capacity, initial weights and batch order."""
     reference = recorded("fedavg", monkeypatch)
     partition, cohorts, weights, batches = recorded(algorithm, monkeypatch)
     assert np.array_equal(partition.order, reference[0].order)

@@ -20,14 +20,16 @@ import pandas as pd
 import pytest
 import torch
 
-from prism_bench import files, registry, rounds, store
-from prism_bench.callbacks import Callback
-from prism_bench.config import Execution
-from prism_bench.errors import BadInput
-from prism_bench.experiment import Experiment
-from prism_bench.results import STAGES, Results
-from prism_bench.runner import carry_out
-from prism_bench.store import RunFolder
+from prism_bench.base import files, registry
+from prism_bench.base.errors import BadInput
+from prism_bench.engine import federation as rounds
+from prism_bench.engine.settings import Execution
+from prism_bench.harness import run_folder as store
+from prism_bench.harness.callbacks import Callback
+from prism_bench.harness.experiment import Experiment
+from prism_bench.harness.results import STAGES, Results
+from prism_bench.harness.run_folder import RunFolder
+from prism_bench.harness.runner import carry_out
 
 TINY = {
     "name": "tiny",

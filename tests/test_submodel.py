@@ -9,11 +9,11 @@ import pytest
 import torch
 from shared import ALGORITHMS, MODELS, model_id
 
-from prism_bench.algorithm import Client
-from prism_bench.axes import Axis, Dim, Layout
-from prism_bench.capacity import kept
+from prism_bench.core.algorithm import Client
+from prism_bench.core.axes import Axis, Dim, Layout
+from prism_bench.core.capacity import kept
+from prism_bench.core.submodel import Merge, gather
 from prism_bench.models.layers import BatchNorm2d, LayerNorm
-from prism_bench.submodel import Merge, gather
 from prism_bench.testing import data_for, federation
 
 

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from frames import rounds_of
 
-from prism_bench.errors import BadInput
-from prism_bench.report import differences, sheets, table
+from prism_bench.analysis.report import differences, sheets, table
+from prism_bench.base.errors import BadInput
 
 
 def test_the_table_by_hand():

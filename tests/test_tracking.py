@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from prism_bench.callbacks import Callback
-from prism_bench.experiment import Experiment
-from prism_bench.runner import carry_out
-from prism_bench.tracking import trackers
+from prism_bench.harness.callbacks import Callback
+from prism_bench.harness.experiment import Experiment
+from prism_bench.harness.runner import carry_out
+from prism_bench.harness.trackers import trackers
 
 TINY = {
     "name": "tiny",

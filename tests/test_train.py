@@ -1,4 +1,4 @@
-"""Local training and evaluation."""
+"""Schedule training and evaluation."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prism_bench.algorithm import ServerModel
-from prism_bench.config import Training
+from prism_bench.base.errors import Diverged
+from prism_bench.core.algorithm import ServerModel
+from prism_bench.core.submodel import gather_stacked
 from prism_bench.data.dataset import CROP_PADDING, Dataset, Split, flip_and_crop
-from prism_bench.errors import Diverged
-from prism_bench.evaluate import evaluate
-from prism_bench.submodel import gather_stacked
+from prism_bench.engine.evaluate import evaluate
+from prism_bench.engine.local import Schedule, train
+from prism_bench.engine.settings import Training
 from prism_bench.testing import federation, tiny_data
-from prism_bench.train import Local, train
 
 
 def test_each_epoch_goes_through_every_sample_once():
     samples = np.arange(100, 111)
-    local = Local.plan(samples, Training(batch=4, epochs=3), seed=0, round=2, client=5)
+    local = Schedule.plan(samples, Training(batch=4, epochs=3), seed=0, round=2, client=5)
     assert [len(batch) for batch in local.batches] == [4, 4, 3] * 3
     for epoch in range(3):
         assert sorted(np.concatenate(local.batches[3 * epoch : 3 * epoch + 3])) == samples.tolist()
@@ -29,12 +29,12 @@ def test_each_epoch_goes_through_every_sample_once():
 def test_steps_can_be_few():
     """One step a round: ten rounds are two epochs, each through every sample once."""
     training = Training(batch=4, epochs=1, steps=1)
-    batches = [Local.plan(np.arange(18), training, seed=0, round=round, client=0).batches for round in range(10)]
+    batches = [Schedule.plan(np.arange(18), training, seed=0, round=round, client=0).batches for round in range(10)]
     assert [len(local) for local in batches] == [1] * 10
     first, second = ([index for (batch,) in half for index in batch] for half in (batches[:5], batches[5:]))
     assert sorted(first) == sorted(second) == list(range(18))
     assert first != second
-    two = Local.plan(np.arange(100), Training(batch=4, epochs=3, steps=2), seed=0, round=0, client=0)
+    two = Schedule.plan(np.arange(100), Training(batch=4, epochs=3, steps=2), seed=0, round=0, client=0)
     assert [len(batch) for batch in two.batches] == [4, 4]
 
 
@@ -46,7 +46,7 @@ def test_a_client_without_batches_does_not_move():
     one = federation("fedavg", sizes=(12, 12))
     training = one.run.training
     state = stacked(one, 2)
-    work = [Local.plan(np.arange(0), training, 0, 0, 0), Local.plan(one.partition[1], training, 0, 0, 1)]
+    work = [Schedule.plan(np.arange(0), training, 0, 0, 0), Schedule.plan(one.population[1], training, 0, 0, 1)]
     train(one.algorithm, state, work, one.data, training, 0.1)
     for name, tensor in one.algorithm.state.items():
         assert torch.equal(state[name][0], tensor)
@@ -57,7 +57,7 @@ def test_a_client_that_has_run_out_stays_where_it_was():
     """Momentum must not carry it on: beside a longer one it ends exactly where it does alone."""
     one = federation("fedavg", sizes=(6, 24))
     training = one.run.training
-    work = lambda: [Local.plan(one.partition[n], training, 0, 0, n) for n in range(2)]  # noqa: E731
+    work = lambda: [Schedule.plan(one.population[n], training, 0, 0, n) for n in range(2)]  # noqa: E731
     both, alone = stacked(one, 2), stacked(one, 1)
     train(one.algorithm, both, work(), one.data, training, 0.1)
     train(one.algorithm, alone, work()[:1], one.data, training, 0.1)
@@ -71,7 +71,7 @@ def test_clipping_is_each_clients_own():
     for clip, moved in ((1e-3, pytest.approx(0.1 * 1e-3, rel=1e-2)), (1e3, None)):
         training = Training(batch=4, epochs=1, clip=clip, decay=0, momentum=0)
         state = stacked(one, 2)
-        work = [Local.plan(one.partition[n], training, 0, 0, n) for n in range(2)]
+        work = [Schedule.plan(one.population[n], training, 0, 0, n) for n in range(2)]
         train(one.algorithm, state, work, one.data, training, 0.1)
         for row in range(2):
             step = torch.cat([(state[n][row] - t).flatten() for n, t in one.algorithm.state.items()]).norm()
@@ -84,7 +84,7 @@ def test_clipping_is_each_clients_own():
 def test_reported_loss_is_the_mean_over_steps():
     one = federation("fedavg", sizes=(8,))
     training = Training(batch=4, epochs=1)
-    work = [Local.plan(one.partition[0], training, 0, 0, 0)]
+    work = [Schedule.plan(one.population[0], training, 0, 0, 0)]
     loss = train(one.algorithm, stacked(one, 1), work, one.data, training, lr=0.0)
     expected = [
         F.cross_entropy(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prism_bench.files import read_tensors, write_tensors
+from prism_bench.base.files import read_tensors, write_tensors
 
 
 def home() -> Path:

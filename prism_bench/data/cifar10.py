@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prism_bench.base.errors import BadInput
 from prism_bench.data.dataset import Dataset, Split
 from prism_bench.data.sources import Layout, Raw, StoredSource, Tell, check_images, decode, moments, rows
-from prism_bench.errors import BadInput
 
 SHAPE = (3, 32, 32)
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}

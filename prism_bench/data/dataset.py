@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prism_bench.config import Settings
+from prism_bench.base.settings import Settings
 
 CROP_PADDING = 4
 
@@ -55,7 +55,8 @@ class Dataset:
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
     augment: bool = False
-    writers: Sequence[str] | None = None
+    owners: Sequence[str] | None = None
+    """Whose each training sample is, where the data says so: a writer, a FedML client."""
     vocabulary: int | None = None
 
     @property
@@ -67,7 +68,7 @@ class Dataset:
         content = hashlib.blake2b(digest_size=4)
         for part in (self.train.inputs, self.train.labels, self.test.inputs, self.test.labels):
             content.update(part.numpy().tobytes())
-        content.update("\n".join(self.writers or ()).encode())
+        content.update("\n".join(self.owners or ()).encode())
         return content.hexdigest()
 
     def to(self, device: torch.device) -> Dataset:

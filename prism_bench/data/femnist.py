@@ -18,10 +18,10 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from prism_bench.base.errors import BadInput
+from prism_bench.core.seeds import stream
 from prism_bench.data.dataset import Dataset, Split
 from prism_bench.data.sources import Layout, Raw, StoredSource, Tell, check_images, decode, moments, rows
-from prism_bench.errors import BadInput
-from prism_bench.seeds import stream
 
 CLASSES = 62
 SHAPE = (1, 28, 28)
@@ -193,5 +193,5 @@ class FEMNIST(StoredSource):
             classes=CLASSES,
             mean=tuple(tensors["mean"]),
             std=tuple(tensors["std"]),
-            writers=names[tensors["writers"].numpy()].tolist(),
+            owners=names[tensors["writers"].numpy()].tolist(),
         )

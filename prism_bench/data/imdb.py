@@ -20,9 +20,9 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from prism_bench.base.errors import BadInput
 from prism_bench.data.dataset import Dataset, Split
 from prism_bench.data.sources import Layout, Raw, StoredSource, Tell, rows
-from prism_bench.errors import BadInput
 
 SPLITS = ("train", "test")
 SENTIMENTS = {"negative": 0, "positive": 1}

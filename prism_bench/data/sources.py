@@ -21,9 +21,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from prism_bench.base.errors import BadInput
 from prism_bench.data import cache
 from prism_bench.data.dataset import Dataset, Source
-from prism_bench.errors import BadInput
 
 Tell = Callable[[str, int, int | None], None]
 """Told of progress: what is being read, how many are done, and of how many where that is known."""

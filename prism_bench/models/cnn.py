@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from prism_bench.axes import Axis, Dim
+from prism_bench.core.axes import Axis, Dim
+from prism_bench.core.network import Network
 from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear
-from prism_bench.models.network import Model, Network, require_images
+from prism_bench.models.model import Model, require_images
 
 
 class ConvNet(Network):

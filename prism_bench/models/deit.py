@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from prism_bench.axes import Axis, Dim, State
+from prism_bench.base.errors import BadInput
+from prism_bench.base.files import checksum
+from prism_bench.core.axes import Axis, Dim, State
+from prism_bench.core.network import Network
 from prism_bench.data.dataset import Signature
-from prism_bench.errors import BadInput
-from prism_bench.files import checksum
 from prism_bench.models.layers import Conv2d, LayerNorm, Linear, Table
-from prism_bench.models.network import Model, Network, require_images
+from prism_bench.models.model import Model, require_images
 
 
 class Attention(nn.Module):
@@ -60,7 +61,7 @@ class VisionTransformer(Network):
     def __init__(self, data: Signature, patch: int, width: int, heads: int, depth: int) -> None:
         super().__init__()
         channels, height, columns = data.shape
-        features = Axis("features", width)
+        features = Axis("features", width, stream=True)
         self.patches = Conv2d(Axis("input", channels, "fixed"), features, patch, stride=patch, bias=True)
         self.token = Table(1, features, std=0.02)
         self.positions = Table(1 + (height // patch) * (columns // patch), features, std=0.02)

@@ -1,13 +1,9 @@
-"""Layers that are only their forward: shapes come from the tensors they are called with.
-
-A network is built once on the meta device; `torch.func.functional_call` with small tensors *is* the sub-model.
-"""
+"""The layers that networks are made of. Each takes its shapes from the tensors it is called with."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,98 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from prism_bench.axes import Axis, Dim, Dims, State
-
-
-class Layer(nn.Module):
-    """A module with parameters of its own; says which axes run along each and how it is initialised."""
-
-    def dims(self) -> dict[str, Dims]:
-        """Parameter name → one Dim (or None) a dimension."""
-        raise NotImplementedError
-
-    def initial(self, rng: np.random.Generator) -> State:
-        """Fresh values for the layer's parameters."""
-        raise NotImplementedError
-
-    def declare(self, **shapes: tuple[int, ...]) -> None:
-        """Register parameters that carry a shape and no memory."""
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, device="meta")))
-
-
-class Weighted(Layer):
-    """A layer that is linear in one weight, held whole or, once `factorise` was called, as two factors: V then U.
-
-    ``rescale`` multiplies the output by full/present output features, as dropout would (HeteroFL's activation
-    scaling): nothing changes for the full model, nor where a normalisation follows.
-    """
-
-    weight: Tensor
-    u: Tensor
-    v: Tensor
-    bias: Tensor | None
-
-    def __init__(self, inputs: Dim, outputs: Dim, kernel: tuple[int, ...], bias: bool) -> None:
-        super().__init__()
-        self.inputs, self.outputs, self.kernel = inputs, outputs, kernel
-        self.rank: Dim | None = None
-        self.rescale = False
-        self.declare(weight=(outputs.size, inputs.size, *kernel))
-        if bias:
-            self.declare(bias=(outputs.size,))
-        else:
-            self.bias = None
-
-    def factorise(self, name: str) -> None:
-        """Hold U (out × rank) and V (rank × in × kernel) in place of the weight, along a new rank axis."""
-        rank = min(self.outputs.size, self.inputs.size * math.prod(self.kernel))
-        self.rank = Dim(Axis(name, rank, "rank"))
-        del self.weight
-        self.declare(u=(self.outputs.size, rank), v=(rank, self.inputs.size, *self.kernel))
-
-    def dims(self) -> dict[str, Dims]:
-        spatial = (None,) * len(self.kernel)
-        held: dict[str, Dims]
-        if self.rank is None:
-            held = {"weight": (self.outputs, self.inputs, *spatial)}
-        else:
-            held = {"u": (self.outputs, self.rank), "v": (self.rank, self.inputs, *spatial)}
-        return held if self.bias is None else held | {"bias": (self.outputs,)}
-
-    def initial(self, rng: np.random.Generator) -> State:
-        bound = 1 / math.sqrt(self.inputs.size * math.prod(self.kernel))
-        return {
-            name: torch.from_numpy(rng.uniform(-bound, bound, tuple(tensor.shape)).astype(np.float32))
-            for name, tensor in self.named_parameters()
-        }
-
-    @overload
-    def scaled(self, outputs: Tensor) -> Tensor: ...
-    @overload
-    def scaled(self, outputs: None) -> None: ...
-    def scaled(self, outputs: Tensor | None) -> Tensor | None:
-        """A tensor whose first dimension is the output features, times full/present: cheaper than the activations."""
-        if not self.rescale or outputs is None or outputs.shape[0] == self.outputs.size:
-            return outputs
-        return outputs * (self.outputs.size / outputs.shape[0])
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The layer's linear map with the given weight (out, in, *kernel)."""
-        raise NotImplementedError
-
-    def mix(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A linear map of the features at each position: weight (out, in), no kernel."""
-        raise NotImplementedError
-
-    def matrices(self) -> list[Tensor]:
-        """What the layer multiplies by: its weight, or V and then U."""
-        return [self.scaled(self.weight)] if self.rank is None else [self.v, self.scaled(self.u)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, *rest = self.matrices()
-        bias = self.scaled(self.bias)
-        return self.mix(self.product(x, first), rest[0], bias) if rest else self.product(x, first, bias)
+from prism_bench.core.axes import Axis, Dim, Dims, State
+from prism_bench.core.network import Layer, Noisy, Weighted
 
 
 class Conv2d(Weighted):
@@ -259,6 +165,19 @@ class Recomputed(torch.autograd.Function):
         with torch.enable_grad():
             outputs = Recomputed.call(ctx, tensors)
         return None, None, *torch.autograd.grad(outputs, tensors, gradient)
+
+
+class Dropout(Noisy):
+    """Dropout in training, nothing in evaluation. Unlike torch's, it draws from the run's own seed."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.share:
+            return x
+        return x * (self.noise(x) >= self.share) / (1 - self.share)
 
 
 class LayerNorm(Norm):

@@ -9,11 +9,12 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from prism_bench.axes import Axis, Dim
+from prism_bench.base.errors import BadInput
+from prism_bench.core.axes import Axis, Dim
+from prism_bench.core.network import Network
 from prism_bench.data.dataset import Signature
-from prism_bench.errors import BadInput
 from prism_bench.models.layers import Linear, Table
-from prism_bench.models.network import Model, Network
+from prism_bench.models.model import Model
 
 
 class LSTMLayer(nn.Module):

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from prism_bench.axes import Axis
+from prism_bench.core.axes import Axis
+from prism_bench.core.network import Network
 from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear, recomputed
-from prism_bench.models.network import Model, Network, require_images
+from prism_bench.models.model import Model, require_images
 
 
 class Block(nn.Module):
@@ -39,12 +40,12 @@ class ResNet(Network):
         super().__init__()
         self.recompute = recompute
         require_images(data)
-        features = Axis("stage1", width)
+        features = Axis("stage1", width, stream=True)
         self.stem = Conv2d(Axis("input", data.shape[0], "fixed"), features, 3)
         self.norm = BatchNorm2d(features)
         self.blocks = nn.ModuleList()
         for stage, count in enumerate(blocks, start=1):
-            outputs = Axis(f"stage{stage}", width * 2 ** (stage - 1))
+            outputs = Axis(f"stage{stage}", width * 2 ** (stage - 1), stream=True)
             for number in range(count):
                 inner = Axis(f"stage{stage}.{number}", outputs.size)
                 stride = 2 if stage > 1 and number == 0 else 1

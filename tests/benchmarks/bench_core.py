@@ -1,4 +1,4 @@
-"""Local training, sub-model creation, merge, refresh and evaluation, as ratios; peak memory of a round.
+"""Schedule training, sub-model creation, merge, refresh and evaluation, as ratios; peak memory of a round.
 
 Random images: only time and memory are looked at. Run with ``tox -e bench``.
 """
@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from prism_bench import registry
-from prism_bench.algorithm import Client
-from prism_bench.evaluate import evaluate
-from prism_bench.orthogonal import svd
-from prism_bench.submodel import gather_stacked
+from prism_bench.base import registry
+from prism_bench.core.algorithm import Client
+from prism_bench.core.orthogonal import svd
+from prism_bench.core.submodel import gather_stacked
+from prism_bench.engine.evaluate import evaluate
+from prism_bench.engine.local import Schedule, train
 from prism_bench.testing import federation, tiny_data
-from prism_bench.train import Local, train
 
 RESNET = {"name": "resnet18"}
 
@@ -40,7 +40,7 @@ def local_steps(algorithm, keep, model=RESNET, clients=1, steps=1):
     one = federation(algorithm, None, model, keep, usual_data(model, 32 * clients), (32,) * clients, batch=32)
     selections = [one.algorithm.select(0, [Client(number, keep)])[0][0] for number in range(clients)]
     state = gather_stacked(one.algorithm.state, one.algorithm.layout, selections)
-    work = [Local([one.partition[number]] * steps, np.random.default_rng(0)) for number in range(clients)]
+    work = [Schedule([one.population[number]] * steps, np.random.default_rng(0)) for number in range(clients)]
     forward = one.forward({name: tuple(tensor.shape[1:]) for name, tensor in state.items()})
     return lambda: train(one.algorithm, state, work, one.data, one.run.training, 0.0, forward=forward)
 

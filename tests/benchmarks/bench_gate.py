@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from prism_bench.algorithm import Client
-from prism_bench.evaluate import evaluate
-from prism_bench.orthogonal import svd
-from prism_bench.report import table
-from prism_bench.runner import run
-from prism_bench.submodel import Merge, gather, gather_stacked
+from prism_bench.analysis.report import table
+from prism_bench.core.algorithm import Client
+from prism_bench.core.orthogonal import svd
+from prism_bench.core.submodel import Merge, gather, gather_stacked
+from prism_bench.engine.evaluate import evaluate
+from prism_bench.harness.runner import run
 from prism_bench.testing import federation, tiny_data
 
 CNN = {"name": "cnn", "width": 32}

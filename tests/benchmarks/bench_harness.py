@@ -6,9 +6,9 @@ import subprocess
 import sys
 import time
 
-from prism_bench.experiment import Experiment
-from prism_bench.results import STAGES
-from prism_bench.runner import carry_out
+from prism_bench.harness.experiment import Experiment
+from prism_bench.harness.results import STAGES
+from prism_bench.harness.runner import carry_out
 
 
 def test_overhead_of_a_quickstart_run(benchmark, report, tmp_path):

@@ -11,11 +11,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from prism_bench.config import Execution
+from prism_bench.engine.federation import Federation, split
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import Run
 from prism_bench.partitions.dirichlet import dirichlet
 from prism_bench.partitions.iid import iid
 from prism_bench.partitions.writers import by_writer
-from prism_bench.rounds import Federation, Run, split
 
 MILLION, EACH = 1_000_000, 5
 SAMPLES = MILLION * EACH

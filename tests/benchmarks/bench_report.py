@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from frames import rounds_of
 
-from prism_bench.config import identity
-from prism_bench.report import table
-from prism_bench.results import LABELS, summarise
-from prism_bench.store import RunFolder
+from prism_bench.analysis.report import table
+from prism_bench.base.settings import identity
+from prism_bench.harness.results import LABELS, summarise
+from prism_bench.harness.run_folder import RunFolder
 
 ROUNDS = 1000
 METHODS = [("fedavg", "1")] + [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prism_bench.processor import keep_memory
+from prism_bench.engine.hardware import keep_memory
 
 _rows = []
 

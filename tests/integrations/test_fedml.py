@@ -22,10 +22,12 @@ import torch
 import yaml
 
 import prism_bench
-from prism_bench import costs, registry
-from prism_bench.config import Execution
-from prism_bench.files import read_tensors
-from prism_bench.rounds import Federation, Run, split
+from prism_bench.base import registry
+from prism_bench.base.files import read_tensors
+from prism_bench.engine import costs
+from prism_bench.engine.federation import Federation, split
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import Run
 
 HERE = Path(__file__).parent
 BACKENDS = ("sp", "MPI", "GRPC")

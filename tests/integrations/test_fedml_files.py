@@ -13,12 +13,13 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 import prism_bench
-from prism_bench.config import Execution
-from prism_bench.errors import BadInput
+from prism_bench.base.errors import BadInput
+from prism_bench.data.population import Population
+from prism_bench.engine.federation import Federation
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import Run
 from prism_bench.integrations.fedml import Config, from_fedml, to_fedml
 from prism_bench.integrations.fedml.config import SETTINGS
-from prism_bench.partition import Partition
-from prism_bench.rounds import Federation, Run
 from prism_bench.testing import tiny_data
 
 PAGE = Path(__file__).parents[2] / "docs" / "fedml.md"
@@ -238,7 +239,7 @@ def test_an_old_typer_is_said_in_one_line(here, monkeypatch):
     assert "typer 0.9.4 is installed, and prism-bench needs 0.12: pip install -U typer" in err
 
 
-PARTITION = Partition.from_owners(np.array([1, 0, -1, 1, 2, 0] * 8), 3)
+PARTITION = Population.from_owners(np.array([1, 0, -1, 1, 2, 0] * 8), 3)
 
 
 def test_our_clients_as_fedmls_eight_tuple():
@@ -310,10 +311,10 @@ def test_a_loader_of_fedmls_as_data_of_an_experiment(tmp_path, monkeypatch):
     (tmp_path / "my_loader.py").write_text(
         "import numpy as np\n"
         "from prism_bench.integrations.fedml import to_fedml\n"
-        "from prism_bench.partition import Partition\n"
+        "from prism_bench.partition import Population\n"
         "from prism_bench.testing import tiny_data\n"
         "def load():\n"
-        "    return to_fedml(tiny_data(samples=48), Partition.from_owners(np.arange(48) % 12, 12), 5)\n"
+        "    return to_fedml(tiny_data(samples=48), Population.from_owners(np.arange(48) % 12, 12), 5)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     tree = {
@@ -325,7 +326,7 @@ def test_a_loader_of_fedmls_as_data_of_an_experiment(tmp_path, monkeypatch):
     }
     run = Run.resolve(tree)
     data = run.data.settings.load()
-    partition = run.partition.settings.split(data.train.labels.numpy(), data.writers, np.random.default_rng(0))
+    partition = run.partition.settings.split(data.train.labels.numpy(), data.owners, np.random.default_rng(0))
     assert partition.sizes.tolist() == [4] * 11
     labels = tiny_data(samples=48).train.labels
     assert data.train.labels[partition[10]].equal(labels[10::12]), "client 10 is FedML's client 10"
@@ -335,4 +336,4 @@ def test_a_loader_of_fedmls_as_data_of_an_experiment(tmp_path, monkeypatch):
         Run.resolve(tree | {"data": {"name": "fedml", "loader": "my_loader:other"}}).data.settings.load()
     partitioner = Run.resolve(tree | {"partition": {"name": "fedml", "clients": 13}}).partition.settings
     with pytest.raises(BadInput, match="13 clients, but the data comes with 12"):
-        partitioner.split(data.train.labels.numpy(), data.writers, np.random.default_rng(0))
+        partitioner.split(data.train.labels.numpy(), data.owners, np.random.default_rng(0))

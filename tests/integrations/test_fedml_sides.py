@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from prism_bench import registry
+from prism_bench.base import registry
 from prism_bench.integrations.fedml.sides import ClientFailed, Server, Worker
 from prism_bench.testing import federation
 

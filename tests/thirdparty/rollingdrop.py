@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from pydantic import PositiveInt
 
-from prism_bench.algorithm import Algorithm, Client
-from prism_bench.axes import Selection
-from prism_bench.capacity import kept
-from prism_bench.config import Settings
+from prism_bench.base.settings import Settings
+from prism_bench.core.algorithm import Algorithm, Client
+from prism_bench.core.axes import Selection
+from prism_bench.core.capacity import kept
 
 
 class RollingDrop(Algorithm):

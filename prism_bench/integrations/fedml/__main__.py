@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from prism_bench.errors import BadInput
+from prism_bench.base.errors import BadInput
 from prism_bench.integrations.fedml.entry import start
 
 

@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, PositiveFloat
 
-from prism_bench import registry
-from prism_bench.config import Settings, validate
-from prism_bench.errors import BadInput, nearest
-from prism_bench.experiment import Experiment, blaming, read_tree
-from prism_bench.rounds import PLUGINS, SECTIONS, Run
+from prism_bench.base import registry
+from prism_bench.base.errors import BadInput, nearest
+from prism_bench.base.settings import Settings, validate
+from prism_bench.engine.spec import PLUGINS, SECTIONS, Run
+from prism_bench.harness.experiment import Experiment, blaming, read_tree
 
 Backend = Literal["sp", "MPI", "GRPC"]
 

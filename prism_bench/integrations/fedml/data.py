@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data import Dataset as TorchDataset
 
+from prism_bench.base.errors import BadInput
 from prism_bench.data.dataset import Dataset, Source, Split
-from prism_bench.errors import BadInput
-from prism_bench.partition import Partition, Partitioner
+from prism_bench.data.population import Partitioner, Population
 
 EightTuple = tuple[int, int, Any, Any, dict[int, int], dict[int, Any], dict[int, Any], int]
 """Numbers of training and test samples, loaders of both, then by client: samples, loader, test loader; classes."""
@@ -34,7 +34,7 @@ class Samples(TorchDataset[tuple[Tensor, Tensor]]):
         return self.data.prepare(self.part.inputs[index]), self.part.labels[index]
 
 
-def to_fedml(data: Dataset, partition: Partition, batch: int) -> EightTuple:
+def to_fedml(data: Dataset, partition: Population, batch: int) -> EightTuple:
     """Our clients as FedML's 8-tuple. Samples are normalised, not augmented; all clients have the same test part."""
     train, test = Samples(data, data.train), Samples(data, data.test)
     test_loader = DataLoader(test, batch_size=batch)
@@ -54,7 +54,7 @@ def to_fedml(data: Dataset, partition: Partition, batch: int) -> EightTuple:
     )
 
 
-def from_fedml(dataset: EightTuple, vocabulary: int | None = None) -> tuple[Dataset, Partition]:
+def from_fedml(dataset: EightTuple, vocabulary: int | None = None) -> tuple[Dataset, Population]:
     """FedML's 8-tuple as our data set and clients; client c has what ``train_data_local_dict`` has under its c-th key.
 
     Read once, in the order of each loader's data set and not of its shuffling. ``vocabulary`` is the number of words,
@@ -69,9 +69,9 @@ def from_fedml(dataset: EightTuple, vocabulary: int | None = None) -> tuple[Data
     parts = [_read(local[client]) for client in sorted(local)]
     train = Split(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
     owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    writers = [f"{owner:06d}" for owner in owners]
-    data = Dataset(train, _read(test_global), int(classes), vocabulary=vocabulary, writers=writers)
-    return data, Partition.from_owners(owners, len(parts))
+    names = [f"{owner:06d}" for owner in owners]
+    data = Dataset(train, _read(test_global), int(classes), vocabulary=vocabulary, owners=names)
+    return data, Population.from_owners(owners, len(parts))
 
 
 class FedMLData(Source):
@@ -92,13 +92,13 @@ class FedMLData(Source):
 class FedMLClients(Partitioner):
     """The clients that a FedML loader's data comes with, in its order."""
 
-    def split(self, labels: np.ndarray, writers: Sequence[str] | None, rng: np.random.Generator) -> Partition:
-        if writers is None:
+    def split(self, labels: np.ndarray, owners: Sequence[str] | None, rng: np.random.Generator) -> Population:
+        if owners is None:
             raise BadInput("partition.name: 'fedml' needs data that knows its clients, such as data 'fedml'.")
-        names, owners = np.unique(np.asarray(writers), return_inverse=True)
+        names, numbers = np.unique(np.asarray(owners), return_inverse=True)
         if self.clients > len(names):
             raise BadInput(f"partition.clients: {self.clients} clients, but the data comes with {len(names)}.")
-        return Partition.from_owners(np.where(owners < self.clients, owners, -1), self.clients)
+        return Population.from_owners(np.where(numbers < self.clients, numbers, -1), self.clients)
 
 
 def _read(loader: Any) -> Split:

@@ -9,7 +9,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-from prism_bench.errors import BadInput
+from prism_bench.base.errors import BadInput
 from prism_bench.integrations.fedml.config import Backend, Config
 
 NEEDS = {"sp": ("fedml",), "MPI": ("fedml", "mpi4py"), "GRPC": ("fedml", "grpc")}

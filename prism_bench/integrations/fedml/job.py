@@ -9,17 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from prism_bench.callbacks import Callback
-from prism_bench.errors import BadInput
-from prism_bench.experiment import blaming
+from prism_bench.base.errors import BadInput
+from prism_bench.engine.federation import Federation
+from prism_bench.engine.hardware import threads
+from prism_bench.harness.callbacks import Callback
+from prism_bench.harness.experiment import blaming
+from prism_bench.harness.jobs import Shelf
+from prism_bench.harness.results import Results
+from prism_bench.harness.runner import Outcome, carry_out, export
 from prism_bench.integrations.fedml.config import Config
 from prism_bench.integrations.fedml.data import to_fedml
 from prism_bench.integrations.fedml.sides import Server, Worker
-from prism_bench.processor import threads
-from prism_bench.results import Results
-from prism_bench.rounds import Federation
-from prism_bench.runner import Outcome, carry_out, export
-from prism_bench.work import Shelf
 
 
 class JobFailed(BaseException):
@@ -72,11 +72,11 @@ def _drive(config: Config, comm: Any) -> Callable[[Federation, int, Callable[[di
         args = _begin(config, federation, comm)
         workers = comm.size - 1 if comm is not None else args.worker_num
         server = Server(federation, workers, config.backend == "GRPC", first, report)
-        data = to_fedml(federation.data, federation.partition, federation.run.training.batch)
+        data = to_fedml(federation.data, federation.population, federation.run.training.batch)
         if config.backend == "sp":
             from prism_bench.integrations.fedml.sp import SubModelAPI
 
-            apart = Federation(federation.run, federation.data, federation.partition, federation.execution)
+            apart = Federation(federation.run, federation.data, federation.population, federation.execution)
             flow: Any = SubModelAPI(args, data, server, Worker(apart))
         elif config.backend == "MPI":
             from prism_bench.integrations.fedml.mpi import Flow
@@ -99,7 +99,7 @@ def _work(config: Config, comm: Any) -> None:
         federation = Federation(run, shelf.data(run), shelf.partition(run), execution)
         with threads(execution, federation.step_macs):
             args = _begin(config, federation, comm)
-            data = to_fedml(federation.data, federation.partition, run.training.batch)
+            data = to_fedml(federation.data, federation.population, run.training.batch)
             if config.backend == "MPI":
                 from prism_bench.integrations.fedml.mpi import Flow
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from prism_bench import costs
-from prism_bench.axes import State
-from prism_bench.rounds import Federation
+from prism_bench.core.axes import State
+from prism_bench.engine import costs
+from prism_bench.engine.federation import Federation
 
 Message = dict[str, Any]
 

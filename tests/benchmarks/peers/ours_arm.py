@@ -9,9 +9,10 @@ import numpy as np
 from work import Work
 from worker import Turns
 
-from prism_bench.config import Execution
-from prism_bench.rounds import Federation, Run, split
-from prism_bench.train import Local
+from prism_bench.engine.federation import Federation, split
+from prism_bench.engine.local import Schedule
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import Run
 
 
 def settings(clients: int, active: int, samples: int) -> dict[str, Any]:
@@ -40,7 +41,10 @@ def work(settings: dict[str, Any], rounds: int) -> Work:
     one = federation(settings, 1)
     cohorts = [[client.number for client in one.cohort(round)] for round in range(rounds)]
     orders = [
-        [np.concatenate(Local.plan(one.partition[n], one.run.training, one.run.seed, round, n).batches) for n in cohort]
+        [
+            np.concatenate(Schedule.plan(one.population[n], one.run.training, one.run.seed, round, n).batches)
+            for n in cohort
+        ]
         for round, cohort in enumerate(cohorts)
     ]
     return Work(

@@ -1,0 +1,1 @@
+"""Runs become tables, pictures and a page; the regression gate."""

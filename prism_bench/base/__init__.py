@@ -1,0 +1,1 @@
+"""What knows nothing of federated learning: errors, settings, files, plugins by name. Nothing here decides a number."""

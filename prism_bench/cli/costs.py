@@ -1,0 +1,122 @@
+"""``prism-bench costs``: what a client pays, as it runs and as the paper counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prism_bench.base.errors import BadInput
+from prism_bench.cli.console import check_writable, out_console
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+
+def costs(
+    more: Annotated[list[str] | None, typer.Argument(help="Further keep ratios.", show_default=False)] = None,
+    model: Annotated[str, typer.Option(help="A model that [bold]prism-bench list[/bold] shows.")] = "resnet18",
+    keep: Annotated[list[str] | None, typer.Option(help="Keep ratios: --keep 1 0.8 0.6 0.4 0.2.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a batch, for the activations.")] = 32,
+    out: Annotated[Path | None, typer.Option(help="CSV file.", show_default="results/costs/MODEL.csv")] = None,
+) -> None:
+    """Show what one client pays with every algorithm: parameters, MACs, activation memory, bytes; writes a CSV.
+
+    Counted on the whole sub-model as it runs; beside it, for ResNet-18, the paper's table and the convention behind it,
+    which counts only the factorised layers.
+
+    [bold]Examples[/bold]
+
+      prism-bench costs
+      prism-bench costs --model lstm --keep 0.5 0.25
+    """
+    from prism_bench.base.files import write_csv
+
+    texts = [*(keep or []), *(more or [])] or ["1", "0.8", "0.6", "0.4", "0.2"]
+    file = out or Path("results") / "costs" / f"{model}.csv"
+    if file.is_dir():
+        raise BadInput(f"--out {file}: is a folder; a file such as {file}/costs.csv is needed.")
+    check_writable(file.parent)
+    frame = table(model, [_ratio(text) for text in texts], batch)
+    write_csv(frame, file)
+    out_console.print(show(frame, f"Costs of one client, {model}, batch {batch}"))
+    out_console.print(f"  {file}", highlight=False, soft_wrap=True)
+
+
+def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:
+    """One row an algorithm and keep ratio: costs as it runs, in % of the full model's, and the paper's if any."""
+    import pandas as pd
+    import torch
+
+    from prism_bench.base import registry
+    from prism_bench.engine import costs as counting
+    from prism_bench.engine.spec import Plugin
+    from prism_bench.harness import paper
+
+    settings = Plugin.choose("model", model).settings
+    data = settings.usual
+    network = settings.build(data)
+    full = counting.of_full_model(network, data, batch)
+    rows = []
+    for name in registry.find("algorithms"):
+        kind = registry.load("algorithms", name, "algorithm.name")
+        dense = {path: torch.zeros(tensor.shape) for path, tensor in network.named_parameters()}
+        algorithm = kind(kind.Params(), settings.build(data), dense, seed=0)
+        for keep in [keep for keep in keeps if kind.cuts] or [1.0]:
+            try:
+                kind.check(algorithm.params, network, (keep,))
+            except BadInput:
+                continue  # SplitMix below one atom: there is no such sub-model
+            one = counting.of_client(algorithm, keep, data, batch)
+            row = {"algorithm": name, "keep": keep}
+            for cost, whole in vars(full).items():
+                row |= {cost: getattr(one, cost), f"{cost}_%": 100 * getattr(one, cost) / whole}
+            if model == "resnet18":
+                own = paper.convention(network, data, name, keep)
+                chosen = {"name": name, **algorithm.params.model_dump()}
+                run = {"model": {"name": model}, "algorithm": chosen, "capacity": {"keep": [keep]}}
+                row |= {f"convention_{key}": value for key, value in own.items()}
+                row |= paper.beside(run, "modelsize")
+                row.pop("paper_source", None)
+            rows.append(row)
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
+
+
+def show(frame: pd.DataFrame, title: str) -> Table:
+    """For the terminal: as it runs, then convention | paper where the paper has the cell."""
+    import pandas as pd
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from prism_bench.analysis.report import human
+    from prism_bench.harness.results import COSTS
+
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    paper = [key for key in ("params_M", "macs_G", "mem_M") if f"paper_{key}" in frame]
+    for column in ("algorithm", "keep"):
+        shown.add_column(column)
+    for column in ("params", "MACs", "memory", "bytes"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for key in paper:
+        shown.add_column(f"{key.replace('_', ', ')}:\nconvention | paper", justify="right")
+    for row in frame.to_dict("records"):
+        cells = [f"{human(row[cost])} {row[f'{cost}_%']:.1f}%" for cost in COSTS]
+        for key in paper:
+            ours, theirs = row.get(f"convention_{key}"), row.get(f"paper_{key}")
+            both = [("-" if pd.isna(v) else form.format(v)) for v, form in ((ours, "{:.2f}"), (theirs, "{:g}"))]
+            cells.append("" if both == ["-", "-"] else " | ".join(both))
+        shown.add_row(str(row["algorithm"]), f"{row['keep']:g}", *cells)
+    return shown
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise BadInput(f"--keep {text}: a keep ratio is above 0 and at most 1 (a model is chosen with --model).")
+    return value

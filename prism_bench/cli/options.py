@@ -1,0 +1,30 @@
+"""What several commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from prism_bench.base.errors import BadInput
+
+ToRun = Annotated[
+    str, typer.Argument(help="An experiment that [bold]prism-bench list[/bold] shows, or your own YAML file.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ... or mps; auto takes a GPU where there is one.")]
+
+
+def parse_overrides(texts: list[str], device: str = "auto") -> dict[str, Any]:
+    """What --set and --device change of an experiment."""
+    import yaml
+
+    overrides = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise BadInput(f"--set {text}: needs KEY=VALUE, such as training.rounds=5.")
+        try:
+            overrides[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BadInput(f"--set {text}: the value is not valid YAML.") from None
+    return overrides if device == "auto" else overrides | {"execution.device": device}

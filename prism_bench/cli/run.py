@@ -1,0 +1,93 @@
+"""``prism-bench run``: an experiment is carried out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prism_bench.base.errors import BadInput
+from prism_bench.cli.console import check_writable, err_console
+from prism_bench.cli.display import Display, present
+from prism_bench.cli.options import Device, ToRun, parse_overrides
+
+
+def run(
+    experiment: ToRun = "quickstart",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting, again for more: [bold]--set training.rounds=5 --set algorithm.kappa=4[/bold]. "
+            "Replaces the grid's values where the grid varies that key: "
+            "[bold]--set 'algorithm=\\[prism,orthdrop]'[/bold]; [bold]grid.[/bold] adds one to vary: "
+            "[bold]--set 'grid.training.lr=[0.05,0.1]'[/bold].",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
+    device: Device = "auto",
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="How many seeds, or which: 3, or 0,1,2.", show_default="the experiment's"),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="paper (the paper's own setting, for a GPU) or scaled (for two cores), where it has both.",
+            show_default="scaled",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also tell a tracker of every round to come: tensorboard or mlflow, again for more. Nothing is sent."
+        ),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
+) -> None:
+    """Run an experiment; ends in a table, CSV files and pictures.
+
+    Stopped or killed at any moment and started again, it goes on where it was: nothing is lost but the round under way.
+
+    [bold]Examples[/bold]
+
+      prism-bench run
+      prism-bench run --seeds 3 --set capacity.keep=[0.1,0.5] --out results/mine
+      prism-bench run homogeneous_cnn --jobs 2 --track tensorboard
+      prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
+    """
+    from prism_bench.harness.experiment import Experiment
+    from prism_bench.harness.runner import carry_out
+    from prism_bench.harness.trackers import trackers
+
+    overrides = parse_overrides(set_ or [], device)
+    loaded = Experiment.load(experiment, overrides, _seeds(seeds), size)
+    folder = out or Path("results") / loaded.name
+    check_writable(folder)
+    tracking = trackers(track or [], folder)
+    with Display(err_console) as display:
+        try:
+            outcome = carry_out(loaded, folder, fresh=fresh, jobs=jobs, callbacks=[display, *tracking])
+        except KeyboardInterrupt as stop:
+            display.stop()
+            again = "" if not fresh else " without --fresh"
+            err_console.print(
+                f"Stopped. {display.done} of {len(loaded.runs)} runs are done, and finished rounds of the others are "
+                f"kept in {folder}; the same command{again} goes on from there.",
+                soft_wrap=True,
+            )
+            raise typer.Exit(143 if "SIGTERM" in stop.args else 130) from None
+    raise typer.Exit(present(folder, outcome))
+
+
+def _seeds(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(f"--seeds {text}: needs a number such as 3, or a list such as 0,1,2.") from None
+    return numbers if "," in text else numbers[0]

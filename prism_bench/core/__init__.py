@@ -1,0 +1,1 @@
+"""The one idea: axes, select, gather, merge; the contract of algorithms."""

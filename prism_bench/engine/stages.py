@@ -1,0 +1,3 @@
+"""The stages of a round, as its clock and every table name them."""
+
+STAGES = ("create", "train", "merge", "refresh", "evaluate")

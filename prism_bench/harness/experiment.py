@@ -1,0 +1,366 @@
+"""A YAML file becomes a grid of runs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import Field
+
+from prism_bench.base.errors import BadInput, nearest
+from prism_bench.base.settings import Settings, flat, validate
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import PLUGINS, SECTIONS, Plugin, Run, fields_of
+from prism_bench.harness import paper
+
+Size = Literal["paper", "scaled"]
+
+
+LABELLED = ("data", "partition", "model", "algorithm", "capacity")
+"""The sections that tables have columns of their own for."""
+
+
+class About(Settings):
+    """What an experiment is, beside its settings."""
+
+    description: str = Field("", description="one line for `prism-bench list`")
+    shows: tuple[str, ...] = Field(("accuracy", "drops", "costs"), description="the views that it is about")
+    reference: str = Field("", description="the result of the paper that it stands for")
+    values: str | None = Field(None, description="the paper's values: the name of a CSV in prism_bench/paper")
+
+
+class Scaled(Settings):
+    """The same experiment for a small machine."""
+
+    note: str = Field(description="what was scaled, for everybody who reads the result")
+    set: dict[str, Any] = Field(description="dotted keys with their values, as in --set")
+
+
+TOP_LEVEL = ("name", "seeds", "grid", "scaled", "execution", *About.model_fields, *PLUGINS, *SECTIONS)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A named grid of runs, all validated."""
+
+    name: str
+    about: About
+    size: Size | None
+    """None where the experiment has one size only."""
+    note: str
+    """What was scaled."""
+    runs: list[Run]
+    varied: list[str]
+    """The settings that the grid varies, other than those with a column of their own: plugins and capacities."""
+    execution: Execution
+    origin: str
+    """The file that errors name."""
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path | Mapping[str, Any] = "quickstart",
+        overrides: Mapping[str, Any] | None = None,
+        seeds: int | Sequence[int] | None = None,
+        size: str | None = None,
+    ) -> Experiment:
+        """From an experiment's name, a YAML file or a mapping; ``overrides`` are dotted keys, as in ``--set``.
+
+        An experiment with a ``scaled`` section has two sizes. Its own settings are the paper's; scaled is the default.
+        The name of its results says the size too: ``rank-paper``.
+        """
+        if size is None and isinstance(source, str):
+            base, _, suffix = source.rpartition("-")
+            source, size = (base, suffix) if suffix in get_args(Size) and base in known() else (source, None)
+        origin, tree = read_tree(source)
+        with blaming(origin):
+            return cls._from_tree(tree, origin, overrides or {}, seeds, size)
+
+    @classmethod
+    def _from_tree(
+        cls,
+        tree: dict[str, Any],
+        origin: str,
+        overrides: Mapping[str, Any],
+        seeds: int | Sequence[int] | None,
+        size: str | None,
+    ) -> Experiment:
+        for key in tree:
+            if key not in TOP_LEVEL:
+                raise BadInput(f"{key}: there is no such setting. {nearest(str(key), TOP_LEVEL)}")
+        size, scaled = _size(size, tree.pop("scaled", None))
+        given = tree.pop("grid", None) or {}
+        if not isinstance(given, Mapping):
+            raise BadInput(f"grid: needs settings with a list of values each (got {given!r}).")
+        grid: dict[str, list[Any]] = {}
+        for key, value in given.items():
+            _override(tree, grid, f"grid.{key}", value)
+        for key, value in {**(scaled.set if scaled else {}), **overrides}.items():
+            _override(tree, grid, key, value)
+        about = validate(About, {key: tree.pop(key) for key in About.model_fields if key in tree})
+        name = tree.pop("name", None) or re.sub(r"[^\w.-]+", "-", Path(origin).stem).lstrip(".")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
+            raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {name!r}).")
+        own = tree.pop("seeds", 1)
+        numbers = _seeds(own if seeds is None else seeds)
+        execution = validate(Execution, tree.pop("execution", None) or {}, "execution")
+
+        runs: dict[str, Run] = {}
+        for values in itertools.product(*grid.values()):
+            cell = copy.deepcopy(tree)
+            # Whole plugins first, so that a setting of a plugin finds the one it belongs to.
+            for key, value in sorted(zip(grid, values, strict=True), key=lambda pair: pair[0].count(".")):
+                _put(cell, key, {**(cell.get(key) or {}), **value} if _adds(key, value) else value)
+            for seed in numbers:
+                run = Run.resolve(cell | {"seed": seed})
+                runs.setdefault(run.identity, run)
+        # Plugins and capacities have columns of their own.
+        varied = [key for key in grid if key.partition(".")[0] not in LABELLED]
+        varied = [one for key in varied for one in _differing(key, [run.as_dict() for run in runs.values()])]
+        if about.values is not None:
+            paper.values(about.values)
+        full_name = f"{name}-{size}" if size else name
+        note = scaled.note.strip() if scaled else ""
+        besides = [
+            f"{key}={value}" for key, value in overrides.items() if key.partition(".")[0] not in ("execution", "name")
+        ]
+        if note and besides:
+            note += f" Changed besides: {', '.join(besides)}."
+        experiment = cls(full_name, about, size, note, list(runs.values()), varied, execution, origin)
+        experiment._check_labels()
+        return experiment
+
+    def label(self, run: Run) -> str:
+        """What tells a run from the others of this experiment."""
+        parts = [run.label]
+        for section in ("data", "model", "partition"):
+            if len(self._choices[section]) > 1:
+                parts.append(self._short(section, run))
+        return ", ".join([*parts, *self._settings(run)])
+
+    def labels(self, run: Run) -> dict[str, Any]:
+        """The same in columns: what tables say in front of a run's numbers."""
+        return {
+            "experiment": self.name,
+            "run": run.identity,
+            "data": self._short("data", run),
+            "model": self._short("model", run),
+            "start": run.model.settings.start,
+            "partition": self._short("partition", run),
+            "algorithm": run.algorithm.name,
+            "variant": run.algorithm.variant,
+            "keep": run.capacity.label,
+            "settings": " ".join(self._settings(run)),
+            "seed": run.seed,
+            "cuts": run.algorithm.kind.cuts,
+        }
+
+    def _check_labels(self) -> None:
+        """Two runs that a table can't tell apart would count as two seeds of one."""
+        seen: dict[str, Run] = {}
+        for run in self.runs:
+            labels = {key: value for key, value in self.labels(run).items() if key not in ("run", "start")}
+            other = seen.setdefault(json.dumps(labels), run)
+            if other is not run:
+                theirs = dict(flat(other.as_dict()))
+                differ = [key for key, value in flat(run.as_dict()) if theirs.get(key) != value]
+                raise BadInput(
+                    f"grid: two runs are both called '{self.label(run)}'; they differ in {', '.join(differ)}, which "
+                    "tables round or don't show. Values further apart, or one of them, would do."
+                )
+
+    def _settings(self, run: Run) -> list[str]:
+        """The values of what the grid varies, other than plugins and capacities."""
+        tree = run.as_dict()
+        return [f"{key}={get(tree, key)}" for key in self.varied]
+
+    def _short(self, section: str, run: Run) -> str:
+        """A plugin's label; where the grid varies the plugin, without the settings that all of its choices share."""
+        plugin, choices = getattr(run, section), self._choices[section]
+        if len(choices) == 1:
+            return str(plugin.label)
+        given = plugin.settings.model_dump(exclude_unset=True)
+        own = {key: value for key, value in given.items() if any(choice.get(key) != value for choice in choices)}
+        return " ".join([plugin.name, *(f"{key}={value}" for key, value in own.items())])
+
+    @cached_property
+    def _choices(self) -> dict[str, list[dict[str, Any]]]:
+        """The settings given to each of the plugins that the grid chooses from."""
+        return {
+            section: [
+                plugin.settings.model_dump(exclude_unset=True)
+                for plugin in {getattr(run, section).label: getattr(run, section) for run in self.runs}.values()
+            ]
+            for section in PLUGINS
+        }
+
+
+def _size(wanted: str | None, section: Any) -> tuple[Size | None, Scaled | None]:
+    """The size to run, and what to change for it."""
+    if wanted is not None and wanted not in get_args(Size):
+        raise BadInput(f"--size {wanted}: there is no such size. {nearest(wanted, get_args(Size))}")
+    if section is None:
+        if wanted is not None:
+            raise BadInput(f"--size {wanted}: this experiment has one size only (no 'scaled' section).")
+        return None, None
+    scaled = validate(Scaled, section, "scaled")
+    return ("paper", None) if wanted == "paper" else ("scaled", scaled)
+
+
+@contextmanager
+def blaming(origin: str) -> Iterator[None]:
+    """Say in front of each line of an error which file it is about."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput("\n".join(f"{origin}: {line}" for line in str(error).splitlines())) from None
+
+
+def known() -> dict[str, str]:
+    """The experiments that come with the package, and what they are."""
+    found = {}
+    for file in sorted(resources.files("prism_bench.harness.experiments").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".yaml"):
+            found[file.name.removesuffix(".yaml")] = str(yaml.safe_load(file.read_text("utf-8"))["description"])
+    return found
+
+
+def read_tree(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What errors call it, and the settings that it holds."""
+    if isinstance(source, Mapping):
+        return "experiment", copy.deepcopy(dict(source))
+    if isinstance(source, str) and source in known():
+        text = (resources.files("prism_bench.harness.experiments") / f"{source}.yaml").read_text("utf-8")
+    else:
+        path = Path(source)
+        if not path.is_file():
+            if path.suffix in (".yaml", ".yml"):
+                raise BadInput(f"{source}: there is no such file.")
+            raise BadInput(f"{source}: no experiment and no YAML file is called that. {nearest(str(source), known())}")
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{source}: can't be read: {error}") from None
+    origin = f"{source}.yaml" if source in known() else str(source)
+    try:
+        tree = yaml.load(text, Loader=_UniqueKeys)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise BadInput(f"{origin}: is not valid YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise BadInput(f"{origin}: needs settings such as 'algorithm: prism' (got {type(tree).__name__}).")
+    return origin, tree
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A key that is given twice is a typo, not a choice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = str(key_node.value)
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _seeds(value: Any) -> list[int]:
+    numbers = list(range(min(value, 10_001))) if isinstance(value, int) and not isinstance(value, bool) else value
+    whole = isinstance(numbers, (list, tuple)) and all(type(number) is int and number >= 0 for number in numbers)
+    if not whole or not 1 <= len(numbers) <= 10_000:
+        raise BadInput(f"seeds: a number of seeds, or a list of them such as [0, 1, 2] (got {value!r}).")
+    return list(dict.fromkeys(numbers))
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a plugin given by its name alone becomes ``{name: ...}`` to take a setting."""
+    *parents, last = key.split(".")
+    for depth, parent in enumerate(parents, start=1):
+        below = tree.get(parent) or {}
+        if isinstance(below, str):
+            below = {"name": below}
+        if not isinstance(below, Mapping):
+            raise BadInput(f"{key}: '{'.'.join(parents[:depth])}' has no settings below it.")
+        tree[parent] = dict(below)
+        tree = tree[parent]
+    tree[last] = copy.deepcopy(value)
+
+
+def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value: Any) -> None:
+    """Apply one ``--set``: replaces the grid's values where the grid varies that key, or is asked to by ``grid.``."""
+    into_grid = key.startswith("grid.")
+    key = key.removeprefix("grid.")
+    top, _, rest = key.partition(".")
+    allowed = (*PLUGINS, *SECTIONS) if into_grid else TOP_LEVEL
+    if top not in allowed:
+        raise BadInput(f"{'grid.' * into_grid}{key}: there is no such setting. {nearest(top, allowed)}")
+    if key in grid or into_grid:
+        grid[key] = value if isinstance(value, list) else [value]
+        if not grid[key]:
+            raise BadInput(f"grid.{key}: needs at least one value.")
+    elif rest and top in grid:
+        # The grid compares choices with different settings: those that have this one get it.
+        choices = [_long_form(top, choice) for choice in grid[top]]
+        fields = [_fields(top, choice) for choice in choices]
+        first = rest.partition(".")[0]
+        if not any(first in known for known in fields):
+            names = ", ".join(dict.fromkeys(_name_of(choice.get("name", top)) for choice in choices))
+            every = {field for known in fields for field in known}
+            raise BadInput(f"{key}: none of {names} has this setting. {nearest(first, every)}")
+        for choice, known in zip(choices, fields, strict=True):
+            if first in known:
+                _put(choice, rest, value)
+        grid[top] = choices
+    else:
+        for varied in [varied for varied in grid if varied.startswith(f"{key}.")]:
+            del grid[varied]
+        _put(tree, key, value)
+
+
+def _adds(key: str, value: Any) -> bool:
+    """Whether a grid's choice for a section adds to what the file says there; one for a plugin takes its place."""
+    return key in ("training", "evaluation") and isinstance(value, Mapping)
+
+
+def _differing(key: str, trees: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The key, or where whole sections are varied, those of their settings that differ."""
+    values = [get(tree, key) for tree in trees]
+    if not isinstance(values[0], Mapping):
+        return [key]
+    return [f"{key}.{name}" for name in values[0] if any(value[name] != values[0][name] for value in values)]
+
+
+def _long_form(section: str, choice: Any) -> dict[str, Any]:
+    if section in PLUGINS:
+        return Plugin.given(section, choice)
+    if not isinstance(choice, Mapping):
+        raise BadInput(f"{section}: needs settings below it (got {choice!r}).")
+    return dict(choice)
+
+
+def _fields(section: str, choice: Mapping[str, Any]) -> Iterable[str]:
+    """The settings that a choice for a section has."""
+    if section not in PLUGINS:
+        return SECTIONS[section].model_fields
+    return fields_of(Plugin.named(section, choice["name"])[0]).model_fields
+
+
+def _name_of(name: str | type) -> str:
+    return name if isinstance(name, str) else name.__name__
+
+
+def get(tree: Any, key: str) -> Any:
+    """The value at a dotted key."""
+    for part in key.split("."):
+        tree = tree[part]
+    return tree

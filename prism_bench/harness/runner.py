@@ -1,0 +1,210 @@
+"""An experiment is carried out, each run in a folder of its own.
+
+Started again, it skips what is done and goes on with what is not. Two starts of one experiment share its work.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+
+from prism_bench.base import registry
+from prism_bench.base.errors import BadInput
+from prism_bench.base.files import write_csv, write_json
+from prism_bench.core.seeds import stream
+from prism_bench.engine.executors import MakeExecutor
+from prism_bench.engine.federation import Federation
+from prism_bench.engine.hardware import choose_device
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import Run
+from prism_bench.harness import paper
+from prism_bench.harness.callbacks import Callback, Callbacks
+from prism_bench.harness.experiment import About, Experiment, blaming
+from prism_bench.harness.jobs import Shelf, one_by_one, side_by_side
+from prism_bench.harness.results import MANIFEST, Results
+from prism_bench.harness.run_folder import Busy, RunFolder
+
+
+@dataclass
+class Outcome:
+    """What an experiment gave: the finished runs in long format, and the runs that failed."""
+
+    rounds: pd.DataFrame
+    failed: dict[str, str]
+    """What failed, and why."""
+
+
+def carry_out(
+    experiment: Experiment,
+    out: Path | None = None,
+    *,
+    fresh: bool = False,
+    jobs: int = 1,
+    callbacks: Iterable[Callback] = (),
+    executor: MakeExecutor | None = None,
+) -> Outcome:
+    """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None.
+
+    ``executor`` makes what trains the clients of each run, in place of what ``execution.on`` names.
+    """
+    if out is None:
+        with TemporaryDirectory(prefix="prism_bench-") as name:
+            return carry_out(experiment, Path(name), jobs=jobs, callbacks=callbacks, executor=executor)
+    tell = Callbacks(callbacks).tell
+    shelf = Shelf(tell)
+    with blaming(experiment.origin):
+        check_runs(experiment.runs, shelf)
+        device = choose_device(experiment.execution.device)
+        registry.load("executors", experiment.execution.executor, "execution.on").settings(experiment.execution)
+    folders = [RunFolder.of(out, run.identity, shelf.digest(run), run.code()) for run in experiment.runs]
+    for folder in folders:
+        folder.verify()
+    if fresh:
+        _forget(folders)
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    about = manifest(experiment, folders)
+    write_json(about, out / MANIFEST)
+    first = experiment.runs[0]
+    tell("begin", experiment, shelf.data(first), shelf.population(first), str(device))
+    failed = {}
+    ends = (
+        one_by_one(experiment, folders, shelf, tell, executor)
+        if jobs == 1
+        else side_by_side(experiment, folders, tell, jobs, executor)
+    )
+    try:
+        for number, end in ends:
+            label = experiment.label(experiment.runs[number])
+            if end.how == "failed":
+                failed[label] = end.error
+            summary = None if end.how == "failed" else folders[number].summary()
+            tell("run_done", number, label, summary, end.how == "kept", end.error)
+    finally:
+        tell("end")
+    # By what this start is about, whatever another one has written there meanwhile.
+    return Outcome(export(Results(out, about)), failed)
+
+
+def _forget(folders: Sequence[RunFolder]) -> None:
+    """Before the first run starts, so that an interrupted --fresh can go on without it."""
+    for folder in folders:
+        try:
+            folder.forget()
+        except Busy:
+            raise BadInput(f"--fresh: another process is at {folder.path}; stop it, or leave out --fresh.") from None
+
+
+def export(results: Results) -> pd.DataFrame:
+    """Write what is done in long format, for people and for version control; what is out of date goes.
+
+    Returns the rounds.
+    """
+    write_json(results.about | {"environments": results.environments()}, results.folder / MANIFEST)
+    frames = {"rounds": results.rounds(), **{name: results.probe(name) for name in registry.find("views")}}
+    for name, frame in frames.items():
+        if frame.empty:
+            (results.folder / f"{name}.csv").unlink(missing_ok=True)
+        else:
+            write_csv(frame, results.folder / f"{name}.csv")
+    return frames["rounds"]
+
+
+def check_runs(runs: Sequence[Run], shelf: Shelf) -> None:
+    """Read the data and split it. What can't work is known before anything runs or is written."""
+    models: set[Any] = set()
+    for run in runs:
+        data, population = shelf.data(run), shelf.population(run)
+        network = run.model.settings.build(data.signature)
+        if run.model.settings not in models:
+            models.add(run.model.settings)
+            run.model.settings.initial(network, stream(run.seed, "weights"))
+        keeps = () if run.capacity.budget else run.capacity.keep
+        run.algorithm.kind.check(run.algorithm.settings, network, keeps)
+        if run.capacity.budget and run.seed == runs[0].seed:
+            # Building the run finds its largest sub-model, or says that none fits.
+            Federation(run, data, population, Execution(device="cpu"))
+
+
+def manifest(experiment: Experiment, folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """What a folder of results says of itself, `results.Results.about`."""
+    return {
+        "name": experiment.name,
+        **experiment.about.model_dump(mode="json", exclude={"values"}),
+        "size": experiment.size,
+        "note": experiment.note,
+        "command": _command(),
+        "settings": _common([run.as_dict() for run in experiment.runs]),
+        "runs": [
+            {
+                "folder": folder.path.name,
+                "label": experiment.label(run),
+                "labels": experiment.labels(run),
+                "paper": _beside(run, experiment.about),
+            }
+            for run, folder in zip(experiment.runs, folders, strict=True)
+        ],
+        "environments": [],
+    }
+
+
+def _command() -> str:
+    """What was typed; nothing where a script of the user's runs the experiment."""
+    typed = Path(sys.argv[0]).stem in ("prism-bench", "__main__")
+    # Without --fresh, which would not go on with what there is.
+    return shlex.join(["prism-bench", *(word for word in sys.argv[1:] if word != "--fresh")]) if typed else ""
+
+
+def _beside(run: Run, about: About) -> dict[str, Any]:
+    """The paper's values for a run, and where they are costs, ours as the paper counts them."""
+    found = paper.beside(run.as_dict(), about.values)
+    if "costs" in about.shows and "paper_params_M" in found:
+        data = run.model.settings.usual
+        own = paper.convention(run.model.settings.build(data), data, run.algorithm.name, max(run.capacity.keep))
+        found |= {f"convention_{key}": value for key, value in own.items()}
+    return found
+
+
+def _common(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all the nested mappings agree on."""
+    first, *others = trees
+    shared: dict[str, Any] = {}
+    for key, value in first.items():
+        if isinstance(value, Mapping) and all(isinstance(other.get(key), Mapping) for other in others):
+            shared[key] = _common([value, *(other[key] for other in others)])
+        elif all(key in other and other[key] == value for other in others):
+            shared[key] = value
+    return shared
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any] = "quickstart",
+    *,
+    seeds: int | Sequence[int] | None = None,
+    out: str | Path | None = None,
+    device: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    size: str | None = None,
+    jobs: int = 1,
+    callbacks: Iterable[Callback] = (),
+) -> pd.DataFrame:
+    """Run an experiment and return one row a run and round.
+
+    ``experiment`` is a name, a YAML file or a mapping; ``overrides`` are dotted keys (``{"training.rounds": 5}``).
+    Nothing is kept unless ``out`` names a folder; with it, runs are kept there, resumed and not run again. A run
+    that fails is warned of and left out. ``jobs`` above 1 starts processes: a script that uses it needs the usual
+    ``if __name__ == "__main__":``.
+    """
+    extra = {} if device is None else {"execution.device": device}
+    loaded = Experiment.load(experiment, {**(overrides or {}), **extra}, seeds, size)
+    outcome = carry_out(loaded, Path(out) if out else None, jobs=jobs, callbacks=callbacks)
+    for label, error in outcome.failed.items():
+        warnings.warn(f"{label} failed: {error}", stacklevel=2)
+    return outcome.rounds

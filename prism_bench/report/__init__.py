@@ -1,8 +1,0 @@
-"""Runs become tables, pictures and a page. Frames in, frames and files out: torch is not needed for any of it."""
-
-from prism_bench.report.page import write_report
-from prism_bench.report.plots import KINDS, plot, write_pictures
-from prism_bench.report.sheets import human, show, view_of
-from prism_bench.report.tables import differences, table
-
-__all__ = ["KINDS", "differences", "human", "plot", "show", "table", "view_of", "write_pictures", "write_report"]
