@@ -55,10 +55,10 @@ class PriSM(OrthogonalAlgorithm):
         )
         channels: Literal["prefix", "kernels", "rolling", "random", "all", "rows", "inner"] = Field(
             "prefix",
-            description="output channels kept: the first (paper), the sampled kernels' indices, a window that moves with "
-            "the rounds, random ones, or all (no memory saving); rows: only the first rows of each U, and everything "
-            "else whole, which is what the authors' published code trains; inner: the first of those that no residual "
-            "addition ties",
+            description="output channels kept: the first (paper), the sampled kernels' indices, a window that moves "
+            "with the rounds, random ones, or all (no memory saving); rows: only the first rows of each U, and "
+            "everything else whole, which is what the authors' published code trains; inner: the first of those that "
+            "no residual addition ties",
         )
 
     params: Params
@@ -89,9 +89,9 @@ class PriSM(OrthogonalAlgorithm):
     def scores(self, σ: np.ndarray, keep: float) -> np.ndarray:
         """log p of each kernel, up to a constant."""
         κ = self.params.kappa if self.params.kappa is not None else (4.0 if keep <= 0.2 else 2.5)
-        if self.params.sampling == "power":
-            return κ * np.log(σ)  # eq. 2: p ∝ σ^κ
-        return σ if self.params.sampling == "softmax" else np.zeros_like(σ)
+        log_p: np.ndarray = κ * np.log(σ)  # eq. 2: p ∝ σ^κ
+        ablations = {"softmax": σ, "uniform": np.zeros_like(σ)}
+        return ablations.get(self.params.sampling, log_p)
 
     def channels(
         self, round: int, keep: float, kernels: Mapping[str, np.ndarray], rng: np.random.Generator
@@ -118,7 +118,7 @@ class PriSM(OrthogonalAlgorithm):
         return {self.space.rank(path).name: indices(chosen, self.device) for path, chosen in kernels.items()}
 
     def trained_part(self) -> ServerModel | None:
-        """Without the channels that no client of the largest capacity trains, where these are the same in all rounds."""
+        """Without the channels that no client of the largest capacity trains, if they are the same in all rounds."""
         if self.params.channels not in ("prefix", "inner", "rows"):
             return None
         channels = self.channels(0, max(self.keeps), {}, self.random(0))

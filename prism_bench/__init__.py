@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from prism_bench.base.version import __version__
 
 # In a source tree the plugins stand beside this folder; installed, they are inside it.
 _root = Path(__file__).parent.parent

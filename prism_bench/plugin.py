@@ -1,5 +1,5 @@
-"""All that an author of a plugin imports: an algorithm, a model, a partition, a data set, a sampler, an executor, a view,
-a tracker.
+"""All that an author of a plugin imports: of an algorithm, a model, a partition, a data set, a sampler, an executor or a
+tracker.
 
     from prism_bench.plugin import Algorithm, Client, Selection, along, window
 

@@ -3,8 +3,8 @@
     python tests/same_numbers.py record before.pt        # on the code as it was
     python tests/same_numbers.py compare before.pt       # on the code as it is
 
-All algorithms and PriSM's settings on all models, two rounds of random samples, one and two threads, one interrupted run
-that goes on, and, where FedML is installed, a FedML job in one process; the conformance suite's small federation in
+All algorithms and PriSM's settings on all models, two rounds of random samples, one and two threads, one interrupted
+run that goes on, and, where FedML is installed, a FedML job in one process; the conformance suite's small federation in
 double precision. Every accuracy, loss, cost and server tensor must be equal bit for bit. Seconds and identities are
 left out.
 """
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,8 @@ def all_numbers(work: Path) -> dict[str, Any]:
 
     tree = experiment(MODELS[-1], ["prism"])
     tree["training"] = {**tree["training"], "rounds": 4}
-    try:
+    with suppress(Stop):
         prism_bench.run(tree, out=work / "resumed", callbacks=[StopAfter(2)])
-    except Stop:
-        pass
     prism_bench.run(tree, out=work / "resumed")
     found.update({f"resumed: {key}": value for key, value in numbers(work / "resumed")})
 
@@ -189,9 +188,8 @@ def main() -> None:
     for title, keys in (("differs", differ), ("missing", sorted(missing)), ("new", sorted(new))):
         for key in keys[:20]:
             print(f"{title}: {key}")
-    print(
-        f"{len(before) - len(differ) - len(missing)} equal, {len(differ)} differ, {len(missing)} missing, {len(new)} new"
-    )
+    equal = len(before) - len(differ) - len(missing)
+    print(f"{equal} equal, {len(differ)} differ, {len(missing)} missing, {len(new)} new")
     sys.exit(1 if differ or missing else 0)
 
 

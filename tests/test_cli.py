@@ -61,14 +61,14 @@ def test_a_users_own_file(file):
         (["--set", "algorithm.name=prims"], "mine.yaml: algorithm.name: there is no algorithm called 'prims'. Did"),
         (["--set", "capacity.keep=0"], "mine.yaml: capacity.keep: a keep ratio must be above 0 and at most 1 (got"),
         (["--set", "capacity.keep=1.2"], "mine.yaml: capacity.keep: a keep ratio must be above 0 and at most 1 (got"),
-        (["--set", "training.active=11"], "mine.yaml: training.active: 11 active clients a round, but partition."),
+        (["--set", "training.active=11"], "mine.yaml: training.active: 11 active clients per round, but partition."),
         (["--set", "partition.clients=5000"], "5000 clients with at least one sample each need 5000 samples"),
         (["--set", "partition.clientss=5"], "mine.yaml: partition.clientss: there is no such setting. Did you mean"),
         (["--set", "training.rounds"], "--set training.rounds: needs KEY=VALUE"),
         (["--set", "training.rounds=[1"], "--set training.rounds=[1: the value is not valid YAML"),
         (["--set", "trainin.rounds=1"], "trainin.rounds: there is no such setting. Did you mean 'training'?"),
         (["--seeds", "two"], "--seeds two: needs a number such as 3"),
-        (["--device", "tpu"], "execution.device: Input should be 'auto', 'cpu', 'cuda' or 'mps'"),
+        (["--device", "tpu"], "execution.device: must be auto, cpu, cuda, cuda:0, cuda:1, ... or mps (got"),
         (["--set", "algorithm.factorise=convs.9"], "mine.yaml: algorithm.factorise: no layer is called 'convs.9'"),
         (["--out", "mine.yaml/x"], "mine.yaml is not a folder"),
         (["--set", "algorithm={name: splitmix, atom: 0.9}", "--set", "capacity.keep=.1"], "mine.yaml: algorithm.atom:"),
@@ -150,7 +150,7 @@ def test_brackets_are_not_taken_for_markup(file, here):
 
 
 def test_help_does_not_wait_for_torch(tmp_path):
-    code = "import sys; sys.argv = ['prism-bench', 'run', '--help']\nfrom prism_bench.cli import app\n"
+    code = "import sys; sys.argv = ['prism-bench', 'run', '--help']\nfrom prism_bench.cli.app import app\n"
     code += "try: app()\nfinally: assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -144,7 +144,7 @@ def test_bad_input_leaves_no_picture(root, file, here, arguments, message):
 
 @pytest.mark.parametrize("command", [["data", "--help"], ["data", "prepare", "--help"], ["partition", "--help"]])
 def test_help_does_not_wait_for_torch(command):
-    code = f"import sys; sys.argv = ['prism-bench', *{command}]\nfrom prism_bench.cli import app\n"
+    code = f"import sys; sys.argv = ['prism-bench', *{command}]\nfrom prism_bench.cli.app import app\n"
     code += "try: app()\nfinally: assert not {'torch', 'pandas', 'datasets'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -12,9 +12,6 @@ import pytest
 from frames import rounds_of, write_results
 
 from prism_bench.analysis.report import table
-from prism_bench.analysis.report.plots import KINDS
-from prism_bench.analysis.report.sheets import VIEWS
-from prism_bench.cli import results as cli_report
 
 ROUNDS = rounds_of(
     ("fedavg", "1", 0, [70, 92]), ("fedavg", "1", 1, [70, 90]),
@@ -137,6 +134,10 @@ def test_where_there_is_nothing_at_all(here):
         (["table", "small", "--against", "prims"], "against prims: the results have no such method. Did you mean"),
         (["table", "small", "--against", "prism", "--wide"], "--against: is a table of its own"),
         (["table", "small", "--wide", "--show", "time"], "--wide: is for accuracies, not for time."),
+        (["table", "small", "--show", "cost"], "--show cost: there is no such table. Did you mean 'costs'?"),
+        (["table", "small", "--show", "rank"], "--show rank: there is no such table. Known: accuracy, costs, drops"),
+        (["plot", "small", "--show", "curve"], "--show curve: there is no such picture. Did you mean 'curves'?"),
+        (["table", "tiny", "--size", "papper"], "--size papper: there is no such size. Did you mean 'paper'?"),
         (["table", "small", "--format", "word"], "'word' is not one of"),
         (["plot", "small", "--show", "rank"], "rank: the results have nothing of the kind."),
         (["report", "small", "nothere"], "nothere: there are no results of it"),
@@ -172,9 +173,18 @@ def test_plot_writes_what_the_experiment_is_about(small, here, tmp_path):
     assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == ["drops.svg", "time.svg"]
 
 
-def test_every_view_and_picture_can_be_asked_for():
-    assert [kind.value for kind in cli_report.PictureOf] == list(KINDS)
-    assert [view.value for view in cli_report.TableOf] == list(VIEWS)
+@pytest.mark.parametrize(("command", "names"), [
+    ("table", ("accuracy", "drops", "costs", "time")),
+    ("plot", ("curves", "drops", "costs", "time", "rank", "sampling", "features", "parts")),
+])  # fmt: skip
+def test_every_view_and_picture_can_be_asked_for(here, command, names):
+    code, printed, _ = here(command, "--help")
+    assert code == 0
+    code, _, error = here(command, "--show", "nothing")
+    assert code == 2
+    assert f"Known: {', '.join(sorted(names))}." in error
+    for name in names:
+        assert name in printed, name
 
 
 def test_none_of_it_waits_for_torch(small, tmp_path):

@@ -9,10 +9,11 @@ from prism_bench.base import registry
 from prism_bench.testing import CHECKS
 
 names = [check.__name__.removeprefix("check_") for check in CHECKS]
+OTHERS = [{"name": name} for name in registry.find("models") if name not in map(model_id, MODELS)]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=names)
-@pytest.mark.parametrize("model", MODELS, ids=model_id)
+@pytest.mark.parametrize("model", [*MODELS, *OTHERS], ids=model_id)
 @pytest.mark.parametrize("algorithm", registry.find("algorithms"))
 def test_every_algorithm_on_every_model(algorithm, model, check):
     check(algorithm, model=model)

@@ -45,7 +45,10 @@ def resnet():
     run = Run.resolve(tree)
     network = ResNet18().build(CIFAR)
     dense = {name: torch.zeros(p.shape) for name, p in network.named_parameters()}
-    return run.algorithm.kind(run.algorithm.settings, network, dense, 0)
+    algorithm = run.algorithm.kind(run.algorithm.settings)
+    algorithm.build(network, seed=0)
+    algorithm.start(dense)
+    return algorithm
 
 
 @pytest.mark.parametrize("keep", [0.8, 0.6, 0.4, 0.2])

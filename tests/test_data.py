@@ -36,7 +36,7 @@ def same(one, other):
             left, right = (getattr(getattr(data, split), part) for data in (one, other))
             assert left.dtype == right.dtype
             assert torch.equal(left, right), (split, part)
-    assert one.writers == other.writers
+    assert one.owners == other.owners
     assert (one.mean, one.std) == (other.mean, other.std)
 
 
@@ -122,7 +122,7 @@ def test_femnist_in_other_forms(tmp_path):
     leaf, tff = (FEMNIST(root=tmp_path / name, min_images=5).load() for name in ("leaf", "tff"))
     same(leaf, tff)
     # Their own split is kept, and counts together: 12 + 2 and 8 + 3 images are enough, 3 + 1 are not.
-    assert {name: leaf.writers.count(name) for name in leaf.writers} == {"w0": 12, "w1": 8}
+    assert {name: leaf.owners.count(name) for name in leaf.owners} == {"w0": 12, "w1": 8}
     assert len(leaf.test) == 5
     images, labels, writers = train
     expected = sorted(

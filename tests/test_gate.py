@@ -123,7 +123,7 @@ def test_an_unfinished_experiment_is_no_basis(tmp_path, results, here):
     [
         ("", "can't be read as a baseline"),
         ("a,b\n1,2\n", "is no baseline: column 'experiment' is missing"),
-        (",".join(gate.COLUMNS) + "\n", "needs one row a number, all of one experiment"),
+        (",".join(gate.COLUMNS) + "\n", "needs one row per number, all of one experiment"),
         (",".join(gate.COLUMNS) + "\ns,d,m,p,a,v,k,x,accuracy,90,lots,higher,i\n", "line 2: tolerance: needs a number"),
         (",".join(gate.COLUMNS) + "\ns,d,m,p,a,v,k,x,accuracy,90,-1,higher,i\n", "line 2: tolerance: needs a number"),
         (",".join(gate.COLUMNS) + "\ns,d,m,p,a,v,k,x,accuracy,90,1,up,i\n", "line 2: needs a value, and 'higher'"),

@@ -19,8 +19,11 @@ import pytest
 from frames import rounds_of
 from rich.console import Console
 
-from prism_bench.analysis.report import sheets, tables
+from prism_bench.analysis.report import rendering, sheets, tables
+from prism_bench.analysis.report.cells import Cell, Form, Sheet
+from prism_bench.analysis.view import table_called
 from prism_bench.harness.results import summarise
+from prism_bench.views import accuracy, drops
 
 GOLDEN = Path(__file__).parent / "golden"
 NASTY = "a_b|c & 50% <script>"
@@ -51,15 +54,15 @@ def runs():
 
 
 def sheet_of(view):
-    form = sheets.Form("by hand: 50% & more", paper=view != "accuracy")
+    form = Form("by hand: 50% & more", paper=view != "accuracy")
     if view == "wide":
         return tables.wide(runs()), sheets.wide(tables.table(runs()), form)
     if view == "differences":
         frame = tables.differences(runs(), "prism")
         return frame, sheets.differences(frame, form)
-    name = view.removesuffix("-paper")
-    frame = sheets.VIEWS[name].frame(runs())
-    return frame, sheets.VIEWS[name].sheet(frame, form)
+    table = table_called(view.removesuffix("-paper"), view)
+    frame = table.numbers(runs())
+    return frame, table.sheet(frame, form)
 
 
 def written(view, kind):
@@ -68,9 +71,9 @@ def written(view, kind):
         return frame.to_csv(index=False)
     if kind == "txt":
         console = Console(file=io.StringIO(), width=160, record=True)
-        console.print(sheets.text(sheet, 160))
+        console.print(rendering.text(sheet, 160))
         return "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
-    return {"md": sheets.markdown, "tex": sheets.latex, "html": sheets.html}[kind](sheet)
+    return {"md": rendering.markdown, "tex": rendering.latex, "html": rendering.html}[kind](sheet)
 
 
 VIEWS = ("accuracy", "accuracy-paper", "drops", "costs", "time", "wide", "differences")
@@ -99,28 +102,28 @@ def test_ties_at_the_digits_shown_are_all_bold():
         ("fedavg", "0.2", 0, [92]), ("prism", "0.2", 0, [90]), ("orthdrop", "0.2", 0, [90.03]),
         ("splitmix", "0.2", 0, [89]), ("prism", "0.4", 0, [91]),
     ))  # fmt: skip
-    assert bold(sheets.accuracy(frame, sheets.Form())) == [[], ["90.0 (1)"], ["90.0 (1)"], [], []]
-    assert bold(sheets.accuracy(frame, sheets.Form(digits=2))) == [[], [], ["90.03 (1)"], [], []]
-    assert bold(sheets.drops(frame, sheets.Form())) == [["90.0 (1)"], ["90.0 (1)"], [], []]
+    assert bold(accuracy.sheet(frame, Form())) == [[], ["90.0 (1)"], ["90.0 (1)"], [], []]
+    assert bold(accuracy.sheet(frame, Form(digits=2))) == [[], [], ["90.03 (1)"], [], []]
+    assert bold(drops.sheet(frame, Form())) == [["90.0 (1)"], ["90.0 (1)"], [], []]
 
 
 def test_ties_go_by_the_digits_that_are_printed():
     """8.345 is a little more in binary and prints as 8.35, where rounding by a multiplication would give 8.34."""
     frame = tables.table(rounds_of(("prism", "0.2", 0, [8.345]), ("orthdrop", "0.2", 0, [8.35])))
-    assert bold(sheets.accuracy(frame, sheets.Form(digits=2))) == [["8.35 (1)"], ["8.35 (1)"]]
+    assert bold(accuracy.sheet(frame, Form(digits=2))) == [["8.35 (1)"], ["8.35 (1)"]]
 
 
 def test_nothing_is_bold_where_nothing_competes():
     frame = tables.table(rounds_of(("fedavg", "1", 0, [92]), ("prism", "0.2", 0, [90]), ("prism", "0.4", 0, [91])))
-    sheet = sheets.accuracy(frame, sheets.Form())
+    sheet = accuracy.sheet(frame, Form())
     assert bold(sheet) == [[], [], []]
     assert "Bold" not in sheet.caption
 
 
 def test_labels_that_are_all_the_same_are_left_out():
     frame = tables.table(rounds_of(("prism", "0.2", 0, [90]), ("orthdrop", "0.2", 0, [91])))
-    assert sheets.accuracy(frame, sheets.Form()).columns[:2] == ["algorithm", "accuracy"]
-    assert sheets.accuracy(frame[:1], sheets.Form()).columns[:2] == ["algorithm", "accuracy"]
+    assert accuracy.sheet(frame, Form()).columns[:2] == ["algorithm", "accuracy"]
+    assert accuracy.sheet(frame[:1], Form()).columns[:2] == ["algorithm", "accuracy"]
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -128,7 +131,7 @@ def test_markdown_renders_as_a_table_with_the_label_as_it_is(view):
     from markdown_it import MarkdownIt
 
     _, sheet = sheet_of(view)
-    tokens = MarkdownIt("commonmark").enable("table").parse(sheets.markdown(sheet))
+    tokens = MarkdownIt("commonmark").enable("table").parse(rendering.markdown(sheet))
     cells = [after.children for token, after in itertools.pairwise(tokens) if token.type in ("th_open", "td_open")]
     assert len(cells) == len(sheet.columns) * (len(sheet.rows) + 1)
     texts = ["".join(part.content for part in children) for children in cells]
@@ -157,8 +160,8 @@ def test_html_keeps_a_label_as_text():
     not shutil.which("pdflatex"), reason="needs pdflatex (package texlive-latex-recommended) to compile"
 )
 def test_latex_compiles(tmp_path):
-    odd = sheets.Sheet(NASTY, ["\\~^{}$#"], [[sheets.Cell("κ ≤ 4 × 10² “é” -1.5 中", value=1.0, bold=True)]], NASTY, 0)
-    content = "\n".join(sheets.latex(sheet) for sheet in [odd, *(sheet_of(view)[1] for view in VIEWS)])
+    odd = Sheet(NASTY, ["\\~^{}$#"], [[Cell("κ ≤ 4 × 10² “é” -1.5 中", value=1.0, bold=True)]], NASTY, 0)
+    content = "\n".join(rendering.latex(sheet) for sheet in [odd, *(sheet_of(view)[1] for view in VIEWS)])
     document = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}\n{content}\\end{{document}}\n"
     (tmp_path / "tables.tex").write_text(document, "utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]

@@ -126,7 +126,7 @@ def test_a_real_file_with_a_slip_of_the_pen(tmp_path, name, place, slip):
     """A character or three put in at any point of an experiment that comes with the package."""
     from importlib import resources
 
-    text = (resources.files("prism_bench.experiments") / f"{name}.yaml").read_text("utf-8")
+    text = (resources.files("prism_bench.harness.experiments") / f"{name}.yaml").read_text("utf-8")
     place %= len(text)
     file = tmp_path / "slip.yaml"
     file.write_text(text[:place] + slip + text[place + 1 :], "utf-8", errors="surrogatepass")

@@ -87,7 +87,7 @@ def test_the_refresh_finds_the_tensors_from_before_the_round_gone(monkeypatch):
         alive.append(sum(tensor() is not None for tensor in old))
         return svd(matrix)
 
-    monkeypatch.setattr("prism_bench.orthogonal.svd", spy)
+    monkeypatch.setattr("prism_bench.core.orthogonal.svd", spy)
     one.round(0)
     assert set(alive) == {0}
 

@@ -170,7 +170,9 @@ def test_probes(tmp_path):
 
 def test_the_manifest_says_what_the_runs_share(tmp_path):
     experiment = Experiment.load("heterogeneous", seeds=2)
-    about = manifest(experiment, [RunFolder(tmp_path / str(number)) for number in range(len(experiment.runs))])
+    about = manifest(
+        experiment, [RunFolder(tmp_path / f"{number}-data-code") for number in range(len(experiment.runs))]
+    )
     assert about["settings"]["model"] == {"name": "resnet18", "width": 16, "blocks": [1, 1, 1], "recompute": False}
     assert "seed" not in about["settings"]
     assert "name" not in about["settings"]["partition"]

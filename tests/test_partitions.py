@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
+from prism_bench.analysis.report.population import draw
 from prism_bench.base.errors import BadInput
-from prism_bench.data.population import Population, draw
+from prism_bench.data.population import Population
 from prism_bench.partitions.dirichlet import Dirichlet, dirichlet
 from prism_bench.partitions.femnist import FemnistWriters, femnist
 from prism_bench.partitions.iid import IID, iid

@@ -10,9 +10,11 @@ import torch
 from scipy.stats import chisquare
 
 from prism_bench.base.errors import BadInput
-from prism_bench.baselines.prism import PriSM, inclusion, sample
+from prism_bench.baselines.prism_variants import PriSMVariants, inclusion
 from prism_bench.core.algorithm import Client
-from prism_bench.testing import federation
+from prism_bench.core.submodel import gather
+from prism_bench.plugin import sample
+from prism_bench.testing import double, federation
 
 
 def sequential(p, count):
@@ -47,7 +49,7 @@ def test_frequencies_are_those_of_the_sequential_draw(params, probability, count
     draws = 20_000
     seen = dict.fromkeys(expected, 0)
     for _ in range(draws):
-        seen[tuple(algorithm._kernels(count / 5, sigma, rng).tolist())] += 1
+        seen[tuple(algorithm.kernels(sigma, count / 5, rng).tolist())] += 1
     # Sets that are too rare for the test's approximation are put together.
     common = [key for key, chance in expected.items() if chance * draws >= 5]
     rare = draws - sum(seen[key] for key in common)
@@ -61,10 +63,12 @@ def test_frequencies_are_those_of_the_sequential_draw(params, probability, count
 def test_sampling_when_almost_all_probability_sits_on_a_few():
     """σ over 200 decades: the probabilities underflow, the draw still has the right size and the right favourites."""
     sigma = np.logspace(0, -200, 100)
-    drawn = federation("prism", {"kappa": 4}).algorithm._kernels(0.2, sigma, np.random.default_rng(0))
+    drawn = federation("prism", {"kappa": 4}).algorithm.kernels(sigma, 0.2, np.random.default_rng(0))
     assert drawn.tolist() == list(range(20))
     dead = np.array([1.0, *[0.0] * 9])
-    drawn = federation("prism", {"kappa": 4}).algorithm._kernels(0.5, dead, np.random.default_rng(0))
+    drawn = federation("prism", {"kappa": 4}).algorithm.kernels(
+        np.maximum(dead, np.finfo(float).tiny), 0.5, np.random.default_rng(0)
+    )
     assert 0 in drawn
     assert len(set(drawn.tolist())) == 5
 
@@ -85,7 +89,7 @@ def test_the_papers_kappa_depends_on_the_keep_ratio():
     def first_share(keep, **params):
         algorithm = federation("prism", params).algorithm
         rng = np.random.default_rng(0)
-        return np.mean([0 in algorithm._kernels(keep, sigma, rng) for _ in range(4000)])
+        return np.mean([0 in algorithm.kernels(sigma, keep, rng) for _ in range(4000)])
 
     for kappa, keep in ((4, 0.2), (2.5, 0.21)):
         assert first_share(keep) == first_share(keep, kappa=kappa)
@@ -164,9 +168,9 @@ def test_importance_within_the_part_prefers_kernels_that_live_there():
         u[:, 9] = 0
         u[-1, 9] = 100
         assert (9 in algorithm.select(0, [Client(0, 0.4)])[0][0]["convs.1.rank"]) is wanted
-    params = PriSM.Params(channels="kernels", importance="part")
+    params = PriSMVariants.Params(channels="kernels", importance="part")
     with pytest.raises(BadInput, match="importance"):
-        PriSM.check(params, algorithm.network, (0.4,))
+        PriSMVariants.check(params, algorithm.network, (0.4,))
 
 
 def test_what_is_deployed():
@@ -181,3 +185,80 @@ def test_what_is_deployed():
     cut = federation("prism", {"deploy": "expected", "channels": "all", "sampling": "uniform"}, keep=0.5).algorithm
     halved, whole = cut.trained_part().state, cut.full_model().state
     torch.testing.assert_close(halved["convs.1.weight"], 0.5 * whole["convs.1.weight"])
+
+
+RESNET = {"name": "resnet18", "width": 10, "blocks": [1, 1]}
+
+
+def masked(one, selection):
+    """The server's tensors with zeros wherever the authors' published layers have them: unselected kernels, and rows of
+    U beyond the first ones. Also where the kept entries of each factor are."""
+    state, kept = {name: tensor.clone() for name, tensor in one.state.items()}, {}
+    for path in one.space.paths:
+        # In an LSTM, the first rows of each gate.
+        rows = one.layout.dims[f"{path}.u"][0].entries(selection[f"{path}.rows"])
+        rank = selection[f"{path}.rank"]
+        u, v = torch.zeros_like(state[f"{path}.u"]), torch.zeros_like(state[f"{path}.v"])
+        u[rows[:, None], rank] = state[f"{path}.u"][rows[:, None], rank]
+        v[rank] = state[f"{path}.v"][rank]
+        state[f"{path}.u"], state[f"{path}.v"] = u, v
+        kept[f"{path}.u"], kept[f"{path}.v"] = (rows[:, None], rank), (rank,)
+    return state, kept
+
+
+LSTM, DEIT = {"name": "lstm", "embedding": 10, "hidden": 10}, {"name": "deit", "width": 30, "depth": 1}
+
+
+@pytest.mark.parametrize("model", [RESNET, LSTM, DEIT], ids=lambda model: model["name"])
+def test_rows_train_what_the_published_layers_train(model):
+    """Logits and gradients are those of full-size layers with zeros, computed with small tensors."""
+    run = double(federation("prism", {"channels": "rows"}, model, keep=0.4))
+    one = run.algorithm
+    [[selection]] = one.select(0, [Client(0, 0.4)])
+    assert all(name.endswith((".rows", ".rank")) for name in selection), "everything else is whole"
+    small = {name: tensor.requires_grad_() for name, tensor in gather(one.state, one.layout, selection).items()}
+    whole, kept = masked(one, selection)
+    whole = {name: tensor.requires_grad_() for name, tensor in whole.items()}
+    x = run.data.prepare(run.data.train.inputs[:6])
+    for forward in (one.forward, *one.equivalents()):
+        logits, wanted = forward(small, x), one.forward(whole, x)
+        torch.testing.assert_close(logits, wanted)
+        mine = torch.autograd.grad(logits.square().sum(), list(small.values()))
+        theirs = torch.autograd.grad(wanted.square().sum(), list(whole.values()))
+        for name, gradient, other in zip(small, mine, theirs, strict=True):
+            torch.testing.assert_close(gradient, other[kept.get(name, ())])
+
+
+def test_rows_are_small_where_they_are_and_charged_as_they_run():
+    one = federation("prism", {"channels": "rows"}, RESNET, keep=0.4)
+    [[selection]] = one.algorithm.select(0, [Client(0, 0.4)])
+    part = gather(one.algorithm.state, one.algorithm.layout, selection)
+    assert part["blocks.0.conv1.u"].shape == (4, 4), "the first ceil(0.4·10) rows of the 4 kernels that were drawn"
+    assert part["blocks.0.conv1.v"].shape == (4, 10, 3, 3), "over all input channels"
+    assert part["blocks.0.norm1.weight"].shape == (10,)
+    assert part["stem.weight"].shape == (10, 1, 3, 3)
+    macs = {rule: federation("prism", {"channels": rule}, RESNET, keep=0.4).client_costs.macs for rule in CHANNELS}
+    assert macs["prefix"] < macs["inner"] < macs["all"]
+    assert macs["prefix"] < macs["rows"] < macs["all"]
+    before = one.algorithm.state["blocks.0.conv1.u"].clone()
+    merged = {}
+    one.algorithm.finish_round = lambda round, state: merged.update(state)
+    one.round(0)
+    assert torch.equal(merged["blocks.0.conv1.u"][4:], before[4:]), "rows beyond the first are nobody's"
+    assert not torch.equal(merged["blocks.0.conv1.u"][:4], before[:4])
+
+
+CHANNELS = ("prefix", "inner", "rows", "all")
+
+
+def test_inner_channels_leave_the_residual_stream_whole():
+    one = federation("prism", {"channels": "inner"}, RESNET, keep=0.4).algorithm
+    [[selection]] = one.select(0, [Client(0, 0.4)])
+    features = [name for name in selection if not name.endswith(".rank")]
+    assert features == ["stage1.0", "stage2.0"]
+    assert selection["stage2.0"].tolist() == list(range(8))
+    attention = federation(
+        "prism", {"channels": "inner"}, {"name": "deit", "width": 30, "depth": 1}, keep=0.4
+    ).algorithm
+    [[selection]] = attention.select(0, [Client(0, 0.4)])
+    assert [name for name in selection if not name.endswith(".rank")] == ["block0.head", "block0.mlp"]

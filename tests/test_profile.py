@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from prism_bench.analysis.profile import matrix_product, measure
+from prism_bench.analysis.profile import matrix_product, time_rounds
 from prism_bench.analysis.report import sheets
 from prism_bench.engine import costs
 from prism_bench.harness.experiment import Experiment
@@ -36,7 +36,7 @@ STAGES = ["create", "train", "merge", "refresh", "evaluate", "other", "round"]
 @pytest.fixture(scope="module")
 def measured():
     said = []
-    frame = measure(Experiment.load(FILE), Shelf(lambda *_: None), 2, said.append)
+    frame = time_rounds(Experiment.load(FILE), Shelf(lambda *_: None), 2, said.append)
     assert said == ["fedavg, seed 0", "prism at 0.4, seed 0", "splitmix at 0.4, seed 0"], "the first seed only"
     return frame
 
@@ -92,7 +92,7 @@ def test_the_command(file, here):
     assert "prism at 0.4" in progress
     frame = pd.read_csv(file / "new" / "p.csv")
     assert list(frame) == [
-        *LABELS, "stage", "seconds", "share", "seconds_client", "seconds_sample", "clients", "samples",
+        *(label for label in LABELS if label != "code"), "stage", "seconds", "share", "seconds_client", "seconds_sample", "clients", "samples",
         "train_gflops", "peak_gflops", "peak_share", "threads", "at_once", "device", "torch",
     ]  # fmt: skip
     assert frame["stage"].tolist() == STAGES
@@ -105,7 +105,7 @@ def test_the_command(file, here):
     ("arguments", "message"),
     [
         (["quikstart"], "quikstart: no experiment and no YAML file is called that. Did you mean 'quickstart'?"),
-        (["mine.yaml", "--set", "training.active=11"], "mine.yaml: training.active: 11 active clients a round"),
+        (["mine.yaml", "--set", "training.active=11"], "mine.yaml: training.active: 11 active clients per round"),
         (["mine.yaml", "--set", "algorithm.atom=0.9"], "mine.yaml: algorithm.atom:"),
         (["mine.yaml", "--set", "training.lr=1e30", "--set", "algorithm=fedavg"], "a smaller training.lr may help"),
         (["mine.yaml", "--rounds", "0"], "--rounds"),
@@ -123,7 +123,7 @@ def test_bad_input(file, here, arguments, message):
 
 
 def test_help_teaches_and_does_not_wait_for_torch():
-    code = "import sys; sys.argv = ['prism-bench', 'profile', '--help']\nfrom prism_bench.cli import app\n"
+    code = "import sys; sys.argv = ['prism-bench', 'profile', '--help']\nfrom prism_bench.cli.app import app\n"
     code += "try: app()\nfinally: assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

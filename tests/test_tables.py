@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 from frames import rounds_of
 
-from prism_bench.analysis.report import differences, sheets, table
+from prism_bench.analysis.report import differences, rendering, table
+from prism_bench.analysis.report.cells import Form
 from prism_bench.base.errors import BadInput
+from prism_bench.views import accuracy
 
 
 def test_the_table_by_hand():
@@ -118,7 +120,7 @@ def test_the_table_fits_the_terminal(width):
 
     rounds = rounds_of(("prism", "0.2", 0, [50, 90]), ("prism", "0.2", 1, [40, 60]), ("fedavg", "1", 0, [70]))
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(sheets.text(sheets.accuracy(table(rounds), sheets.Form("title")), width))
+    console.print(rendering.text(accuracy.sheet(table(rounds), Form("title")), width))
     text = console.export_text()
     assert "75.0" in text
     assert "± 21.2 (2)" in text

@@ -1,6 +1,6 @@
 """The regression gate: numbers of today against recorded ones, each within its own stated tolerance.
 
-A baseline is a CSV, one row a number: which cell of which experiment, the metric, its value, the tolerance (in the
+A baseline is a CSV, one row per number: which cell of which experiment, the metric, its value, the tolerance (in the
 metric's unit, or in %) and which way is better. Seconds differ between machines, so time is recorded as ratios within
 one run: a method's training time over full-model training's, the share of a round that is not training, a
 benchmark's time over that of a calibration loop.
@@ -106,7 +106,7 @@ def read(file: Path) -> pd.DataFrame:
         )
     frame[[*KEY, "identity"]] = frame[[*KEY, "identity"]].fillna("")
     if frame.empty or frame["experiment"].nunique() != 1 or frame.duplicated(KEY).any():
-        raise BadInput(f"{file}: needs one row a number, all of one experiment.")
+        raise BadInput(f"{file}: needs one row per number, all of one experiment.")
     for number, row in enumerate(frame.to_dict("records"), start=2):
         allowed(1.0, row["tolerance"], f"{file}: line {number}: tolerance")
         if row["better"] not in ("higher", "lower") or pd.isna(row["value"]):

@@ -25,7 +25,7 @@ PASSES = 3
 
 
 def time_rounds(experiment: Experiment, shelf: Shelf, rounds: int, begin: Callable[[str], None]) -> pd.DataFrame:
-    """Profile the runs of the first seed: one row a run and stage, after one round to warm up.
+    """Profile the runs of the first seed: one row per run and stage, after one round to warm up.
 
     The stages are those of the middle round by its seconds, so that they add up to ``round``; ``other`` is the rest.
     Every round evaluates. ``peak_gflops`` is what a matrix product reaches with the same threads and device.

@@ -10,7 +10,7 @@ class BadInput(Exception):
     """Something the user gave can't be used: says what, where, and what would be right. Exit code 2."""
 
 
-class BadPlugin(Exception):
+class BadPlugin(BadInput):
     """A plugin breaks its contract: says which, and how. The run can't go on, others can."""
 
 

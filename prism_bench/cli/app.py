@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from prism_bench import __version__
 from prism_bench.base.errors import BadInput
+from prism_bench.base.version import __version__
 from prism_bench.cli import data
 from prism_bench.cli.check import check
 from prism_bench.cli.console import err_console, out_console

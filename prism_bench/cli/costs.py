@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,9 +62,15 @@ def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:
     full = counting.of_full_model(network, data, batch)
     rows = []
     for name in registry.find("algorithms"):
-        kind = registry.load("algorithms", name, "algorithm.name")
+        try:
+            kind = registry.load("algorithms", name, "algorithm.name")
+        except BadInput as error:
+            warnings.warn(f"left out: {error}", stacklevel=2)
+            continue
         dense = {path: torch.zeros(tensor.shape) for path, tensor in network.named_parameters()}
-        algorithm = kind(kind.Params(), settings.build(data), dense, seed=0)
+        algorithm = kind()
+        algorithm.build(settings.build(data), seed=0)
+        algorithm.start(dense)
         for keep in [keep for keep in keeps if kind.cuts] or [1.0]:
             try:
                 kind.check(algorithm.params, network, (keep,))

@@ -16,7 +16,7 @@ from prism_bench.cli.options import ToRun, parse_overrides
 
 if TYPE_CHECKING:
     from prism_bench.data.dataset import Dataset
-    from prism_bench.data.sources import Raw, Tell
+    from prism_bench.data.sources import OnProgress, Raw
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, prepare one, check one.")
 
@@ -140,7 +140,7 @@ def partition(
     """
     from rich.table import Table
 
-    from prism_bench.data.population import draw
+    from prism_bench.analysis.report.population import draw
     from prism_bench.engine.federation import split
     from prism_bench.harness.experiment import Experiment, blaming
 
@@ -197,7 +197,7 @@ def _source(name: str, texts: list[str] | None, root: Path | None, allow_network
 def _origin(raw: Raw) -> str:
     if not raw.files:
         return f"the Hub, {raw.place}"
-    return f"{raw.place} ({raw.layout.name}, {len(raw.files):,} file{'s' * (len(raw.files) > 1)})"
+    return f"{raw.place} ({raw.form.name}, {len(raw.files):,} file{'s' * (len(raw.files) > 1)})"
 
 
 def _say_if_incomplete(source: Any, data: Dataset) -> None:
@@ -209,7 +209,7 @@ def _say_if_incomplete(source: Any, data: Dataset) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
+def _progress() -> Iterator[OnProgress]:
     """A bar for each stage of reading; on a terminal only."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Display(Callback):
-    """Progress while an experiment runs: bars on a terminal, a line a run elsewhere."""
+    """Progress while an experiment runs: bars on a terminal, one line per run elsewhere."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import (
@@ -63,6 +63,13 @@ class Display(Callback):
 
     def warn(self, message: Warning | str, *_: Any, **__: Any) -> None:
         self.console.print(f"[yellow]warning[/yellow]: {escape(str(message))}", highlight=False, soft_wrap=True)
+
+    def other_code(self, code: str, runs: int) -> None:
+        which = "run was" if runs == 1 else "runs were"
+        self.console.print(
+            f"{runs} {which} finished by other code ({code}); to count them as done: --accept {code}",
+            style="dim", highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
     def loading(self, data: str) -> None:
         self.console.print(f"reading {escape(data)}", style="dim", highlight=False)
@@ -113,20 +120,20 @@ class Display(Callback):
 def present(folder: Path, outcome: Outcome) -> int:
     """Show the table of what was carried out, write it and its pictures; the exit code."""
     from prism_bench.analysis import report
+    from prism_bench.analysis.view import first_table, pictures
     from prism_bench.base.files import write_csv
     from prism_bench.harness.results import Results
 
     files: dict[Path, str] = {}
     if not outcome.rounds.empty:
         results = Results.open(folder)
-        frame = report.view_of(results.about).frame(results.runs())
-        write_csv(frame, folder / "table.csv")
-        files = {folder / "rounds.csv": "one row a run and round", folder / "table.csv": "the table above"}
+        write_csv(first_table(results)[1], folder / "table.csv")
+        files = {folder / "rounds.csv": "one row per run and round", folder / "table.csv": "the table above"}
         files |= dict.fromkeys(report.write_pictures(results, folder), "a picture")
         out_console.print(report.show(results, out_console.width))
         for file, what in files.items():
             out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
-    for name in ("table.csv", *(f"{kind}.png" for kind in report.KINDS)):
+    for name in ("table.csv", *(f"{kind}.png" for kind in pictures())):
         if folder / name not in files:
             (folder / name).unlink(missing_ok=True)  # of an earlier start that was about something else
     for label, error in outcome.failed.items():

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from prism_bench.cli.console import check_writable, err_console
+from prism_bench.cli.display import Display, present
+
 
 def fedml(
     cf: Annotated[
@@ -18,7 +21,7 @@ def fedml(
 ) -> None:
     """Run algorithms as a FedML job; ends in the same tables as [bold]run[/bold]. Needs prism-bench\\[fedml].
 
-    In one process, over MPI, or cross-silo over gRPC with a process a silo, as the file says. Nothing connects to
+    In one process, over MPI, or cross-silo over gRPC with one process per silo, as the file says. Nothing connects to
     FedML's servers.
 
     [bold]Examples[/bold]
@@ -27,6 +30,23 @@ def fedml(
       mpiexec -n 3 prism-bench fedml --cf fedml_config.yaml
       prism-bench fedml --cf fedml_config.yaml --rank 1 --role client
     """
-    from prism_bench.integrations.fedml.entry import start
-
     raise typer.Exit(start(cf, rank, role, out))
+
+
+def start(cf: Path, rank: int = 0, role: str | None = None, out: Path | None = None) -> int:
+    """Run this process's part of a job and give its exit code; the server's part ends in tables."""
+    from prism_bench.integrations.fedml.config import Config
+    from prism_bench.integrations.fedml.job import check_installed, end, run
+
+    config = Config.read(cf, rank, role)
+    folder = out or Path("results") / config.experiment.name
+    check_writable(folder)
+    check_installed(config)
+    try:
+        with Display(err_console) as display:
+            outcome = run(config, folder, [display])
+        return 0 if outcome is None else present(folder, outcome)
+    except BaseException as problem:
+        if config.backend == "sp":
+            raise
+        return end(config.backend, problem)

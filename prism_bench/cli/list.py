@@ -38,18 +38,21 @@ def list_(
     shown.add_row("[bold]experiments[/bold]", "")
     for experiment, description in known().items():
         shown.add_row(f"  {experiment}", escape(description))
-    for kind in registry.KINDS:
-        shown.add_row(f"[bold]{kind}[/bold]", "")
-        for plugin, point in registry.find(kind).items():
-            loaded = registry.load(kind, plugin, kind)
+    for group in registry.GROUPS:
+        shown.add_row(f"[bold]{group}[/bold]", "")
+        for plugin, point in registry.find(group).items():
             origin = "" if point.dist is None or point.dist.name == "prism-bench" else f" ({point.dist.name})"
-            shown.add_row(f"  {plugin}", f"{escape(_first_line(loaded))}[dim]{origin}[/dim]")
+            try:
+                said = escape(_first_line(registry.load(group, plugin, group)))
+            except BadInput as error:
+                said = f"[red]{escape(str(error))}[/red]"  # the others are worth a list without it
+            shown.add_row(f"  {plugin}", f"{said}[dim]{escape(origin)}[/dim]")
     out_console.print(shown)
     out_console.print("\n[dim]Settings: prism-bench list NAME, of a plugin or of training, capacity, evaluation.[/dim]")
 
 
 def _explain(name: str) -> None:
-    """A plugin's or section's settings: default, allowed values, meaning."""
+    """Show a plugin's or section's settings: default, allowed values, meaning."""
     from rich.table import Table
 
     from prism_bench.base import registry
@@ -58,24 +61,27 @@ def _explain(name: str) -> None:
     from prism_bench.engine.spec import SECTIONS
 
     found: dict[str, Any] = {**SECTIONS, "execution": Execution}
-    for kind in registry.KINDS:
-        if name in registry.find(kind):
-            found[name] = registry.load(kind, name, kind)
+    for group in registry.GROUPS:
+        if name in registry.find(group):
+            found[name] = registry.load(group, name, group)
     if name not in found:
-        every = [*found, *(plugin for kind in registry.KINDS for plugin in registry.find(kind))]
+        every = [*found, *(plugin for group in registry.GROUPS for plugin in registry.find(group))]
         raise BadInput(f"{name}: no plugin and no section is called that. {nearest(name, every)}")
     owner = found[name]
+    settings = getattr(getattr(owner, "Params", owner), "model_fields", {})
+    if not settings:
+        return out_console.print(escape(f"{name}: {_first_line(owner)}\nIt has no settings."), highlight=False)
     shown = Table(title=escape(f"{name}: {_first_line(owner)}"), title_justify="left", box=None, pad_edge=False)
     for column in ("setting", "default", "values", ""):
         shown.add_column(column)
-    for setting, field in getattr(owner, "Params", owner).model_fields.items():
+    for setting, field in settings.items():
         default = "required" if field.is_required() else str(field.default)
         shown.add_row(setting, escape(default), escape(_values(field.annotation)), escape(field.description or ""))
     out_console.print(shown)
 
 
 def _values(annotation: Any) -> str:
-    """The values that a setting takes, in a word or two."""
+    """Name the values that a setting takes, in a word or two."""
     if get_origin(annotation) is Annotated:
         return _values(get_args(annotation)[0])
     parts = get_args(annotation)
@@ -87,4 +93,9 @@ def _values(annotation: Any) -> str:
 
 
 def _first_line(plugin: Any) -> str:
+    """Say what a plugin is: a view by its heading, as it is an instance, others by their docstring."""
+    from prism_bench.analysis.view import View
+
+    if isinstance(plugin, View):
+        return plugin.heading
     return (plugin.__doc__ or "").strip().partition("\n")[0]

@@ -54,6 +54,8 @@ def profile(
     from prism_bench.analysis.profile import first_seed, time_rounds
     from prism_bench.analysis.profile import trace as write_trace
     from prism_bench.analysis.report import sheets
+    from prism_bench.analysis.report.cells import Form
+    from prism_bench.analysis.report.rendering import text
     from prism_bench.base.files import write_csv
     from prism_bench.harness.experiment import Experiment, blaming
     from prism_bench.harness.jobs import Shelf
@@ -77,7 +79,8 @@ def profile(
             frame = time_rounds(loaded, shelf, rounds, say)
         except Diverged as problem:
             raise BadInput(str(problem)) from None
-    out_console.print(sheets.text(sheets.profile(frame, sheets.Form(loaded.name, note=loaded.note)), out_console.width))
+    sheet = sheets.profile(frame, Form(loaded.name, note=loaded.note))
+    out_console.print(text(sheet, out_console.width))
     if out is not None:
         write_csv(frame, out)
         out_console.print(f"  {out}", highlight=False, soft_wrap=True)

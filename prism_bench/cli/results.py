@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from prism_bench.base.errors import BadInput
+from prism_bench.base.errors import BadInput, nearest
 from prism_bench.cli.console import err_console, out_console
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from prism_bench.analysis.report.sheets import Sheet
+    from prism_bench.analysis.report.cells import Sheet
+    from prism_bench.analysis.view import Table
     from prism_bench.harness.results import Results
 
 
-class Format(str, Enum):
+class TableFormat(str, Enum):
     """How a table is written."""
 
     text = "text"
@@ -27,14 +28,7 @@ class Format(str, Enum):
     latex = "latex"
 
 
-class Size(str, Enum):
-    """The two sizes of an experiment."""
-
-    paper = "paper"
-    scaled = "scaled"
-
-
-class Picture(str, Enum):
+class PictureFormat(str, Enum):
     """How a picture is written."""
 
     png = "png"
@@ -42,32 +36,12 @@ class Picture(str, Enum):
     svg = "svg"
 
 
-class TableOf(str, Enum):
-    """What a table shows."""
-
-    accuracy = "accuracy"
-    drops = "drops"
-    costs = "costs"
-    time = "time"
-
-
-class PictureOf(str, Enum):
-    """What a picture shows."""
-
-    curves = "curves"
-    drops = "drops"
-    costs = "costs"
-    time = "time"
-    rank = "rank"
-    sampling = "sampling"
-    features = "features"
-    parts = "parts"
-
-
 ExperimentArgument = Annotated[
     str, typer.Argument(help="An experiment that was run, or a folder of results.", show_default=True)
 ]
-SizeOption = Annotated[Size | None, typer.Option(help="Which size of it.", show_default="what there is")]
+SizeOption = Annotated[
+    str | None, typer.Option(help="Which size of it: paper or scaled.", show_default="what there is")
+]
 OutOption = Annotated[
     Path | None, typer.Option(help="The folder that it was run into.", show_default="results/EXPERIMENT")
 ]
@@ -78,12 +52,14 @@ def table(
     size: SizeOption = None,
     out: OutOption = None,
     form: Annotated[
-        Format, typer.Option("--format", help="For the terminal, or to go on with. CSV has full numbers.")
-    ] = Format.text,
+        TableFormat, typer.Option("--format", help="For the terminal, or to go on with. CSV has full numbers.")
+    ] = TableFormat.text,
     show: Annotated[
-        TableOf | None,
+        str | None,
         typer.Option(
-            help="accuracy with costs; drops: minus full-model training; costs of a client; time by stage.",
+            metavar="VIEW",
+            help="accuracy with costs; drops: minus full-model training; costs of a client; time by stage; or an "
+            "installed view that has a table.",
             show_default="what the experiment is about",
         ),
     ] = None,
@@ -96,7 +72,9 @@ def table(
             "[bold]'prism channels=all'[/bold]; [bold]full[/bold] is full-model training.",
         ),
     ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="A row a method, a column a partition and keep ratio.")] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="One row per method, one column per partition and keep ratio.")
+    ] = False,
     digits: Annotated[int, typer.Option(min=0, max=6, help="Decimals of accuracies.")] = 1,
     to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.", show_default="print")] = None,
 ) -> None:
@@ -108,24 +86,26 @@ def table(
       prism-bench table quickstart --against prism
       prism-bench table results/mine --format latex --wide --to table.tex
     """
-    from prism_bench.analysis.report import places as files
+    from prism_bench.analysis.report import places
+    from prism_bench.analysis.view import table_called
 
     if against is not None and (show or wide or paper):
         raise BadInput("--against: is a table of its own, without --show, --wide and --paper.")
-    if wide and show not in (None, TableOf.accuracy):
-        raise BadInput(f"--wide: is for accuracies, not for {show.value if show else ''}.")
-    results = find(experiment, size.value if size else None, out)
+    asked = table_called(show, f"--show {show}") if show is not None else None
+    if wide and show not in (None, "accuracy"):
+        raise BadInput(f"--wide: is for accuracies, not for {show}.")
+    results = find(experiment, size, out)
     runs = finished(results)
-    frame, sheet = _view(results, runs, show.value if show else None, paper, against, wide, digits)
+    frame, sheet = _made(results, runs, asked, show, paper, against, wide, digits)
     if paper and not any(str(name).startswith("paper_") for name in runs):
         err_console.print("The paper has no values for this experiment.", style="dim")
-    if form is Format.text:
+    if form is TableFormat.text:
         return _print(sheet, to)
-    content = frame.to_csv(index=False) if form is Format.csv else _written(sheet, form)
+    content = frame.to_csv(index=False) if form is TableFormat.csv else _written(sheet, form)
     if to is None:
         typer.echo(content, nl=False)
     else:
-        files.write(to, content)
+        places.write(to, content)
 
 
 def plot(
@@ -133,18 +113,19 @@ def plot(
     size: SizeOption = None,
     out: OutOption = None,
     show: Annotated[
-        list[PictureOf] | None,
+        list[str] | None,
         typer.Option(
+            metavar="PICTURE",
             help="Which picture, again for more: learning curves; drops against full-model training; accuracy against "
             "costs; time by stage; rank over the rounds; sampling of the kernels; features that they see; "
-            "parts, the sub-models that clients are sent, beside the full model.",
+            "parts, the sub-models that clients are sent, beside the full model; or that of an installed view.",
             show_default="what the experiment is about",
         ),
     ] = None,
-    form: Annotated[Picture, typer.Option("--format", help="For a screen, or for a paper.")] = Picture.png,
+    form: Annotated[PictureFormat, typer.Option("--format", help="For a screen, or for a paper.")] = PictureFormat.png,
     to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to.", show_default="the results")] = None,
 ) -> None:
-    """Draw an experiment's results; writes a file a picture and says where.
+    """Draw an experiment's results; writes one file per picture and says where.
 
     [bold]Examples[/bold]
 
@@ -152,11 +133,13 @@ def plot(
       prism-bench plot quickstart --show costs --show drops --format pdf --to figures
     """
     from prism_bench.analysis.report import write_pictures
+    from prism_bench.analysis.view import picture_called
 
-    results = find(experiment, size.value if size else None, out)
+    for name in show or ():
+        picture_called(name, f"--show {name}")
+    results = find(experiment, size, out)
     finished(results)
-    kinds = [kind.value for kind in show or ()]
-    files = write_pictures(results, to or results.folder, kinds or None, form.value)
+    files = write_pictures(results, to or results.folder, show, form.value)
     if not files:
         raise BadInput(f"{results.folder}: there is nothing to draw.")
     for file in files:
@@ -184,13 +167,13 @@ def report(
     """
     from prism_bench.analysis.report import write_report
 
-    found = [find(experiment, size.value if size else None) for experiment in experiments or ()]
+    found = [find(experiment, size) for experiment in experiments or ()]
     file = write_report(found or None, to)
     out_console.print(f"  {file}", markup=False, highlight=False, soft_wrap=True)
 
 
 def find(experiment: str, size: str | None = None, out: Path | None = None) -> Results:
-    """The results of an experiment: where ``out`` says, else in the folder of that name, else below ``results``."""
+    """Find an experiment's results: where ``out`` says, else in the folder of that name, else below ``results``."""
     from prism_bench.analysis.report.places import every_folder, holds_results
     from prism_bench.harness.results import Results
 
@@ -202,6 +185,12 @@ def find(experiment: str, size: str | None = None, out: Path | None = None) -> R
     for place in places:
         if holds_results(place):
             return Results.open(place)
+    if size is not None:
+        # Imported only here, where there is nothing to show: it brings torch.
+        from prism_bench.harness.experiment import Size
+
+        if size not in get_args(Size):
+            raise BadInput(f"--size {size}: there is no such size. {nearest(size, get_args(Size))}")
     there = ", ".join(folder.name for folder in every_folder())
     raise BadInput(
         f"{experiment}: there are no results of it; looked in {', '.join(map(str, places[1:]))}. "
@@ -210,7 +199,7 @@ def find(experiment: str, size: str | None = None, out: Path | None = None) -> R
 
 
 def _name_in(file: Path) -> str:
-    """What an experiment's file calls it, else the file's own name."""
+    """Read what an experiment's file calls it, else the file's own name."""
     import yaml
 
     try:
@@ -221,8 +210,7 @@ def _name_in(file: Path) -> str:
 
 
 def finished(results: Results) -> pd.DataFrame:
-    """The finished runs; says on stderr when there are others to come."""
-
+    """Read the finished runs; says on stderr when there are others to come."""
     runs = results.runs()
     state = f"{len(runs)} of {results.expected} runs are done"
     goes_on = results.about.get("command") or f"prism-bench run {results.about.get('name', results.folder.name)}"
@@ -233,19 +221,22 @@ def finished(results: Results) -> pd.DataFrame:
     return runs
 
 
-def _view(
+def _made(
     results: Results,
     runs: pd.DataFrame,
+    asked: Table | None,
     show: str | None,
     paper: bool,
     against: str | None,
     wide: bool,
     digits: int,
 ) -> tuple[pd.DataFrame, Sheet]:
-    """The numbers that were asked for, and how they are read."""
+    """Make the numbers that were asked for, and how they are read."""
     from prism_bench.analysis.report import sheets, tables
+    from prism_bench.analysis.report.cells import Form
+    from prism_bench.analysis.view import first_table
 
-    form = sheets.Form(sheets.title_of(results), paper, digits, results.about.get("note") or "")
+    form = Form(sheets.title_of(results), paper, digits, results.about.get("note") or "")
     if against is not None:
         frame = tables.differences(runs, None if against == "full" else against)
         if frame.empty:
@@ -253,32 +244,36 @@ def _view(
         return frame, sheets.differences(frame, form)
     if wide:
         return tables.wide(runs), sheets.wide(tables.table(runs), form)
-    view = sheets.VIEWS[show] if show else sheets.view_of(results.about)
-    frame = view.frame(runs)
-    return frame, view.sheet(frame, form)
+    if asked is None:
+        own, numbers = first_table(results)
+        return numbers, own.sheet(numbers, form)
+    frame = asked.read(results)
+    if frame.empty:
+        raise BadInput(f"{show}: the results have nothing of the kind.")
+    numbers = asked.numbers(frame)
+    return numbers, asked.sheet(numbers, form)
 
 
 def _print(sheet: Sheet, to: Path | None) -> None:
-    """For a person: on the terminal; as the same text in a file or a pipe, where nothing needs to be folded."""
+    """Print for a person: on the terminal; as the same text in a file or a pipe, where nothing needs to be folded."""
     from io import StringIO
 
     from rich.console import Console
 
-    from prism_bench.analysis.report import places as files
-    from prism_bench.analysis.report import sheets
+    from prism_bench.analysis.report import places, rendering
 
     if to is None and out_console.is_terminal:
-        return out_console.print(sheets.text(sheet, out_console.width))
+        return out_console.print(rendering.text(sheet, out_console.width))
     console = Console(file=StringIO(), width=1000, record=True)
-    console.print(sheets.text(sheet, console.width))
+    console.print(rendering.text(sheet, console.width))
     text = "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
     if to is None:
         typer.echo(text, nl=False)
     else:
-        files.write(to, text)
+        places.write(to, text)
 
 
-def _written(sheet: Sheet, form: Format) -> str:
-    from prism_bench.analysis.report import sheets
+def _written(sheet: Sheet, form: TableFormat) -> str:
+    from prism_bench.analysis.report import rendering
 
-    return sheets.latex(sheet) if form is Format.latex else sheets.markdown(sheet)
+    return rendering.latex(sheet) if form is TableFormat.latex else rendering.markdown(sheet)

@@ -46,6 +46,14 @@ def run(
             help="Also tell a tracker of every round to come: tensorboard or mlflow, again for more. Nothing is sent."
         ),
     ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE",
+            help="Count finished runs of that code as done, too, where their settings and data are equal; again for "
+            "more. A start says which codes there are, and tables say which made which row.",
+        ),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
     """Run an experiment; ends in a table, CSV files and pictures.
@@ -63,6 +71,8 @@ def run(
     from prism_bench.harness.runner import carry_out
     from prism_bench.harness.trackers import trackers
 
+    if fresh and accept:
+        raise BadInput("--accept: is for runs that are kept, and --fresh keeps none.")
     overrides = parse_overrides(set_ or [], device)
     loaded = Experiment.load(experiment, overrides, _seeds(seeds), size)
     folder = out or Path("results") / loaded.name
@@ -70,7 +80,9 @@ def run(
     tracking = trackers(track or [], folder)
     with Display(err_console) as display:
         try:
-            outcome = carry_out(loaded, folder, fresh=fresh, jobs=jobs, callbacks=[display, *tracking])
+            outcome = carry_out(
+                loaded, folder, fresh=fresh, jobs=jobs, callbacks=[display, *tracking], accept=accept or ()
+            )
         except KeyboardInterrupt as stop:
             display.stop()
             again = "" if not fresh else " without --fresh"

@@ -1,7 +1,8 @@
 """The plugin contract: an algorithm is a rule that selects, on one shared mechanism.
 
 A new one is a subclass of `Algorithm` with `select`, in a file of its own, and one line under the entry point group
-``prism_bench.algorithms``. It overrides more only where it differs from plain weights, plain training and one full model.
+``prism_bench.algorithms``. It overrides more only where it differs from plain weights, plain training and one full
+model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from prism_bench.base.errors import BadPlugin
 from prism_bench.base.settings import Settings, validate
 from prism_bench.core.axes import Layout, Selection, State
 from prism_bench.core.network import Network, dense_forward
@@ -37,7 +39,8 @@ class Client:
     keep: float
     samples: int = 0
     report: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
-    """What `Algorithm.report` gave, where the method asks clients for anything before it selects."""
+    """What `Algorithm.report` gave, where the method asks clients for anything before it selects; empty where costs are
+    worked out before the first round."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class ServerModel:
 class Algorithm(ABC):
     """A federated method: its settings until a run gives it a network (`build`) and first weights (`start`).
 
-    Its *server's side* holds the server's tensors; all else is derived from them. Its *clients' side* trains the tensors
-    that it is handed, in another thread, process or machine maybe: there `start` was never called, and ``state`` is
-    empty.
+    Its *server's side* holds the server's tensors; all else is derived from them. Its *clients' side* trains the
+    tensors that it is handed, in another thread, process or machine maybe: there `start` was never called, and
+    ``state`` is empty.
 
     Attributes
     ----------
@@ -77,7 +80,7 @@ class Algorithm(ABC):
     layout: Layout
 
     def __init__(self, params: Any = None, **settings: Any) -> None:
-        self.params = validate(self.Params, settings, type(self).__name__) if params is None else params
+        self.params: Any = validate(self.Params, settings, type(self).__name__) if params is None else params
         self.state: State = {}
         self.keeps: tuple[float, ...] = (1.0,)
         self._seed = 0
@@ -198,6 +201,20 @@ class Algorithm(ABC):
     def remember(self, params: State, start: State, memory: State) -> State:
         """What a client keeps until it takes part again, after it trained from ``start`` to ``params``; nothing: {}."""
         return {}
+
+
+def selected(algorithm: Algorithm, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
+    """What a method selects; BadPlugin where that can't be meant."""
+    plan = algorithm.select(round, cohort)
+    name = type(algorithm).__name__
+    if len(plan) != len(cohort) or not all(plan):
+        raise BadPlugin(f"{name}: `select` must give one list of sub-models per client, none of them empty.")
+    try:
+        for selection in (one for selections in plan for one in selections):
+            algorithm.layout.check(selection)
+    except BadPlugin as error:
+        raise BadPlugin(f"{name}: `select` {error}") from None
+    return plan
 
 
 class OrthogonalParams(Settings):

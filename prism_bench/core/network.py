@@ -109,7 +109,7 @@ class Weighted(Layer):
         """Zeros in the output features beyond the first rows of U, where it holds the first rows only."""
         if self.rows is None or outputs.shape[dim] == self.outputs.size:
             return outputs
-        blocks = outputs.unflatten(dim, (self.outputs.repeat, -1))
+        blocks: Tensor = outputs.unflatten(dim, (self.outputs.repeat, -1))  # type: ignore[no-untyped-call]
         shape = list(blocks.shape)
         inner = blocks.ndim - 1 if dim == -1 else dim + 1
         shape[inner] = self.outputs.size // self.outputs.repeat - shape[inner]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prism_bench.base.errors import BadInput
 from prism_bench.data.dataset import Dataset, Split
-from prism_bench.data.sources import Layout, Raw, StoredSource, Tell, check_images, decode, moments, rows
+from prism_bench.data.sources import OnProgress, Raw, RawForm, StoredSource, check_images, decode, moments, rows
 
 SHAPE = (3, 32, 32)
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
@@ -21,7 +21,7 @@ BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "te
 Part = tuple[Tensor, Tensor]
 
 
-def _read_hub(raw: Raw, tell: Tell) -> dict[str, Part]:
+def _read_hub(raw: Raw, tell: OnProgress) -> dict[str, Part]:
     parts = {}
     for split in BATCHES:
         images, labels = [], []
@@ -32,7 +32,7 @@ def _read_hub(raw: Raw, tell: Tell) -> dict[str, Part]:
     return parts
 
 
-def _read_batches(raw: Raw, tell: Tell) -> dict[str, Part]:
+def _read_batches(raw: Raw, tell: OnProgress) -> dict[str, Part]:
     parts = {}
     for split, names in BATCHES.items():
         images, labels = [], []
@@ -79,15 +79,15 @@ class CIFAR10(StoredSource):
     title = "CIFAR-10"
     complete = 60_000
     hub = "uoft-cs/cifar10"
-    layouts = (
-        Layout("the Hub's layout", ("uoft-cs/cifar10",), ("**/*.parquet",), _read_hub),
-        Layout(
+    forms = (
+        RawForm("the Hub's layout", ("uoft-cs/cifar10",), ("**/*.parquet",), _read_hub),
+        RawForm(
             "CIFAR-10's Python version", ("cifar-10-batches-py", "."), ("data_batch_[1-5]", "test_batch"), _read_batches
         ),
     )
 
-    def prepare(self, raw: Raw, tell: Tell) -> dict[str, Any]:
-        parts: Mapping[str, Part] = raw.layout.read(raw, tell)
+    def prepare(self, raw: Raw, tell: OnProgress) -> dict[str, Any]:
+        parts: Mapping[str, Part] = raw.form.read(raw, tell)
         for images, labels in parts.values():
             check_images(images, labels, SHAPE, 10, raw.place)
         mean, std = moments(parts["train"][0])

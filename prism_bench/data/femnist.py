@@ -21,7 +21,7 @@ from torch import Tensor
 from prism_bench.base.errors import BadInput
 from prism_bench.core.seeds import stream
 from prism_bench.data.dataset import Dataset, Split
-from prism_bench.data.sources import Layout, Raw, StoredSource, Tell, check_images, decode, moments, rows
+from prism_bench.data.sources import OnProgress, Raw, RawForm, StoredSource, check_images, decode, moments, rows
 
 CLASSES = 62
 SHAPE = (1, 28, 28)
@@ -69,7 +69,7 @@ def held_out(writers: np.ndarray, share: float, rng: np.random.Generator) -> np.
     return chosen
 
 
-def _read_hub(raw: Raw, tell: Tell) -> dict[str, Handwriting]:
+def _read_hub(raw: Raw, tell: OnProgress) -> dict[str, Handwriting]:
     parts = []
     for piece in rows(raw, "train", {"image": "image", "writer_id": "text", "character": "label"}, tell):
         images = decode(piece["image"], "L", raw.place)
@@ -77,7 +77,7 @@ def _read_hub(raw: Raw, tell: Tell) -> dict[str, Handwriting]:
     return {"all": Handwriting.join(parts)}
 
 
-def _read_leaf(raw: Raw, tell: Tell) -> dict[str, Handwriting]:
+def _read_leaf(raw: Raw, tell: OnProgress) -> dict[str, Handwriting]:
     parts: dict[str, list[Handwriting]] = {}
     for done, file in enumerate(raw.files, start=1):
         split = "all" if file.parent.name == "all_data" else file.parent.name
@@ -103,7 +103,7 @@ def _leaf_writers(file: Path) -> Iterable[Handwriting]:
         yield _of_writer(name, scaled(pixels, f"{where}.x"), labels, where)
 
 
-def _read_tff(raw: Raw, tell: Tell) -> dict[str, Handwriting]:
+def _read_tff(raw: Raw, tell: OnProgress) -> dict[str, Handwriting]:
     try:
         import h5py
     except ImportError:
@@ -119,7 +119,7 @@ def _read_tff(raw: Raw, tell: Tell) -> dict[str, Handwriting]:
     return parts
 
 
-def _tff_writers(tree: Any, file: Path, split: str, tell: Tell) -> Iterable[Handwriting]:
+def _tff_writers(tree: Any, file: Path, split: str, tell: OnProgress) -> Iterable[Handwriting]:
     writers = tree.get("examples")
     if not writers:
         raise BadInput(f"{file}: has no 'examples' with writers below it; TFF's files have examples/WRITER.")
@@ -148,15 +148,15 @@ class FEMNIST(StoredSource):
 
     title = "FEMNIST"
     hub = "flwrlabs/femnist"
-    layouts = (
-        Layout("the Hub's layout", ("flwrlabs/femnist",), ("**/*.parquet",), _read_hub),
-        Layout("LEAF's JSON, split", ("femnist/data", "femnist", "."), ("train/*.json", "test/*.json"), _read_leaf),
-        Layout("LEAF's JSON", ("femnist/data", "femnist", "."), ("all_data/*.json",), _read_leaf),
-        Layout("TFF's HDF5", (".", "fed_emnist", "femnist"), ("fed_emnist_*.h5",), _read_tff),
+    forms = (
+        RawForm("the Hub's layout", ("flwrlabs/femnist",), ("**/*.parquet",), _read_hub),
+        RawForm("LEAF's JSON, split", ("femnist/data", "femnist", "."), ("train/*.json", "test/*.json"), _read_leaf),
+        RawForm("LEAF's JSON", ("femnist/data", "femnist", "."), ("all_data/*.json",), _read_leaf),
+        RawForm("TFF's HDF5", (".", "fed_emnist", "femnist"), ("fed_emnist_*.h5",), _read_tff),
     )
 
-    def prepare(self, raw: Raw, tell: Tell) -> dict[str, Any]:
-        parts: Mapping[str, Handwriting] = raw.layout.read(raw, tell)
+    def prepare(self, raw: Raw, tell: OnProgress) -> dict[str, Any]:
+        parts: Mapping[str, Handwriting] = raw.form.read(raw, tell)
         for part in parts.values():
             check_images(part.images, part.labels, SHAPE, CLASSES, raw.place)
         if "all" in parts:

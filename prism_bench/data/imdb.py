@@ -22,7 +22,7 @@ from torch import Tensor
 
 from prism_bench.base.errors import BadInput
 from prism_bench.data.dataset import Dataset, Split
-from prism_bench.data.sources import Layout, Raw, StoredSource, Tell, rows
+from prism_bench.data.sources import OnProgress, Raw, RawForm, StoredSource, rows
 
 SPLITS = ("train", "test")
 SENTIMENTS = {"negative": 0, "positive": 1}
@@ -89,7 +89,7 @@ def encode(reviews: Sequence[Sequence[str]], numbers: Mapping[str, int], length:
     return torch.from_numpy(tokens)
 
 
-def _read_hub(raw: Raw, tell: Tell) -> dict[str, Reviews]:
+def _read_hub(raw: Raw, tell: OnProgress) -> dict[str, Reviews]:
     parts = {}
     for split in SPLITS:
         pieces = list(rows(raw, split, {"text": "text", "label": "label"}, tell))
@@ -100,7 +100,7 @@ def _read_hub(raw: Raw, tell: Tell) -> dict[str, Reviews]:
     return parts
 
 
-def _read_folders(raw: Raw, tell: Tell) -> dict[str, Reviews]:
+def _read_folders(raw: Raw, tell: OnProgress) -> dict[str, Reviews]:
     pairs: dict[str, list[tuple[int, str]]] = {split: [] for split in SPLITS}
     for done, file in enumerate(raw.files, start=1):
         try:
@@ -115,7 +115,7 @@ def _read_folders(raw: Raw, tell: Tell) -> dict[str, Reviews]:
     return {split: Reviews.ordered(several) for split, several in pairs.items()}
 
 
-def _read_csv(raw: Raw, tell: Tell) -> dict[str, Reviews]:
+def _read_csv(raw: Raw, tell: OnProgress) -> dict[str, Reviews]:
     import pandas as pd
 
     file = raw.files[0]
@@ -147,19 +147,19 @@ class IMDB(StoredSource):
     title = "IMDB"
     complete = 50_000
     hub = "stanfordnlp/imdb"
-    layouts = (
-        Layout("the Hub's layout", ("stanfordnlp/imdb",), ("**/train*.parquet", "**/test*.parquet"), _read_hub),
-        Layout(
+    forms = (
+        RawForm("the Hub's layout", ("stanfordnlp/imdb",), ("**/train*.parquet", "**/test*.parquet"), _read_hub),
+        RawForm(
             "the aclImdb folder",
             ("aclImdb", "."),
             tuple(f"{s}/{k}/*.txt" for s in SPLITS for k in ("pos", "neg")),
             _read_folders,
         ),
-        Layout("the Kaggle CSV", (".", "imdb"), ("IMDB Dataset.csv",), _read_csv),
+        RawForm("the Kaggle CSV", (".", "imdb"), ("IMDB Dataset.csv",), _read_csv),
     )
 
-    def prepare(self, raw: Raw, tell: Tell) -> dict[str, Any]:
-        parts: Mapping[str, Reviews] = raw.layout.read(raw, tell)
+    def prepare(self, raw: Raw, tell: OnProgress) -> dict[str, Any]:
+        parts: Mapping[str, Reviews] = raw.form.read(raw, tell)
         texts, labels = {}, {}
         for split, reviews in self._split(parts, raw).items():
             cleaned = []

@@ -25,10 +25,10 @@ from prism_bench.base.errors import BadInput
 from prism_bench.data import cache
 from prism_bench.data.dataset import Dataset, Source
 
-Tell = Callable[[str, int, int | None], None]
+OnProgress = Callable[[str, int, int | None], None]
 """Told of progress: what is being read, how many are done, and of how many where that is known."""
 
-Kind = Literal["image", "label", "text"]
+Column = Literal["image", "label", "text"]
 """What a column holds."""
 
 ROWS_AT_ONCE = 1000
@@ -39,13 +39,13 @@ def quiet(what: str, done: int, total: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RawForm:
     """A form in which people have a data set: its name, where below the root, which files there, and its reader."""
 
     name: str
     places: tuple[str, ...]
     patterns: tuple[str, ...]
-    read: Callable[[Raw, Tell], Mapping[str, Any]]
+    read: Callable[[Raw, OnProgress], Mapping[str, Any]]
 
     def find(self, root: Path) -> Raw | None:
         for place in self.places:
@@ -60,7 +60,7 @@ class Layout:
 class Raw:
     """Raw data that was found: a folder with its files, or a data set's id on the Hub, which has none here."""
 
-    layout: Layout
+    form: RawForm
     place: Path | str
     files: tuple[Path, ...] = ()
 
@@ -68,7 +68,7 @@ class Raw:
         """Changes when the files do."""
         seen = [(file, file.stat()) for file in self.files]
         files = [[str(file), status.st_size, status.st_mtime_ns] for file, status in seen]
-        return [self.layout.name, str(self.place), files]
+        return [self.form.name, str(self.place), files]
 
     def file(self, name: str) -> Path:
         """The file of that name; BadInput where it is not among those found."""
@@ -89,19 +89,19 @@ class StoredSource(Source):
     complete: ClassVar[int | None] = None
     """Samples that the whole data set has, where every published form has the same."""
     hub: ClassVar[str]
-    layouts: ClassVar[tuple[Layout, ...]]
+    forms: ClassVar[tuple[RawForm, ...]]
     """The Hub's own layout first."""
     preparation: ClassVar[int] = 1
     """Raised when a change of the code changes the tensors, so that older ones are not taken for them."""
 
     @abstractmethod
-    def prepare(self, raw: Raw, tell: Tell) -> dict[str, Any]:
+    def prepare(self, raw: Raw, tell: OnProgress) -> dict[str, Any]:
         """Raw data as tensors, ready to be kept."""
 
     @abstractmethod
     def assemble(self, tensors: Mapping[str, Any]) -> Dataset: ...
 
-    def load(self, tell: Tell = quiet) -> Dataset:
+    def load(self, tell: OnProgress = quiet) -> Dataset:
         raw = self.find()
         return self.assemble(cache.fetch(self._name, self.key(raw), lambda: self.prepare(raw, tell)))
 
@@ -118,11 +118,11 @@ class StoredSource(Source):
 
     def find(self) -> Raw:
         """The raw data, from the root or the Hub; BadInput that says how to get it where there is none."""
-        for layout in self.layouts:
-            raw = layout.find(self.folder)
+        for form in self.forms:
+            raw = form.find(self.folder)
             if raw:
                 return raw
-        online = Raw(self.layouts[0], self.hub)
+        online = Raw(self.forms[0], self.hub)
         variable = os.environ.get("PRISM_BENCH_NETWORK", "").lower()
         allowed = self.allow_network or variable not in ("", "0", "false", "no")
         # What was downloaded and prepared once needs no network again.
@@ -141,7 +141,7 @@ class StoredSource(Source):
 
     def _how_to_get_it(self) -> str:
         there = "" if self.folder.is_dir() else ", which is not a folder yet"
-        forms = (f"{layout.places[0]}/{layout.patterns[0]} ({layout.name})" for layout in self.layouts[1:])
+        forms = (f"{form.places[0]}/{form.patterns[0]} ({form.name})" for form in self.forms[1:])
         others = ", ".join(form.removeprefix("./") for form in forms)
         return (
             f"data: {self.title} is not in {self.folder}{there} (data.root or PRISM_BENCH_DATA). "
@@ -154,7 +154,7 @@ class StoredSource(Source):
         )
 
 
-def rows(raw: Raw, split: str, columns: Mapping[str, Kind], tell: Tell) -> Iterator[dict[str, list[Any]]]:
+def rows(raw: Raw, split: str, columns: Mapping[str, Column], tell: OnProgress) -> Iterator[dict[str, list[Any]]]:
     """A split's columns in pieces, images still encoded: the same for the Hub and for a folder in its layout."""
     import datasets
     import pyarrow.parquet as pq
@@ -178,7 +178,7 @@ def rows(raw: Raw, split: str, columns: Mapping[str, Kind], tell: Tell) -> Itera
         raise BadInput(f"{raw.place}: the {split} split can't be read ({_first_line(error)}); {how}") from error
 
 
-def _check_column(table: Any, column: str, kind: Kind, where: str) -> None:
+def _check_column(table: Any, column: str, kind: Column, where: str) -> None:
     import pyarrow.types as types
 
     if column not in table.column_names:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from prism_bench.base.errors import BadInput
-from prism_bench.core.algorithm import Algorithm, Client, Forward
+from prism_bench.core.algorithm import Algorithm, Client, Forward, selected
 from prism_bench.core.axes import State
 from prism_bench.core.capacity import Budget
 from prism_bench.core.network import Network, dense_forward
@@ -98,7 +98,7 @@ def of_full_model(network: Network, data: Signature, batch: int) -> Costs:
 
 def of_client(algorithm: Algorithm, keep: float, data: Signature, batch: int) -> Costs:
     """Costs of a client with the given keep ratio, as the method would select for one in the first round."""
-    [selections] = algorithm.select(0, [Client(0, keep)])
+    [selections] = selected(algorithm, 0, [Client(0, keep)])
     sizes = [{axis: len(indices) for axis, indices in selection.items()} for selection in selections]
     return of_sizes(algorithm, sizes, data, batch)
 

@@ -57,16 +57,16 @@ class Executor(ABC):
         """What each of these clients tells the server before it selects."""
         return [self.trainer.report(client) for client in clients]
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - an optional hook
         """The run is over, or has failed: end what was started."""
 
 
 class Threads(Executor):
-    """Clients train in this process: side by side in threads of the CPU, and stacked in one pass where that is faster."""
+    """Clients train in this process: side by side in threads, and stacked in one pass where that is faster."""
 
     def train(self, round: Round) -> Iterator[Trained]:
-        """A group that the device has no memory for is done again from the start, half as many clients at a time, and so
-        are all that follow.
+        """A group that the device has no memory for is done again from the start, half as many clients at a time, and
+        so are all that follow.
         """
         stop = threading.Event()
 

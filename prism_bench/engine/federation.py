@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,14 @@ import torch
 
 from prism_bench.base import registry
 from prism_bench.base.errors import BadPlugin, Diverged
-from prism_bench.core.algorithm import Algorithm, Client
-from prism_bench.core.axes import Selection, State
+from prism_bench.core.algorithm import Algorithm, Client, selected
+from prism_bench.core.axes import State
 from prism_bench.core.seeds import stream
 from prism_bench.core.threads import workers
 from prism_bench.data.dataset import Dataset
 from prism_bench.data.population import Population
 from prism_bench.engine import costs
+from prism_bench.engine.costs import Costs
 from prism_bench.engine.evaluate import evaluate
 from prism_bench.engine.hardware import Stopwatch, choose_device, clients_at_once
 from prism_bench.engine.local import LocalTrainer, clients_side, overrides
@@ -86,7 +87,12 @@ class Federation:
     @property
     def step_macs(self) -> float:
         """Of a client's local step, forward."""
-        return self._mean(self.expected).macs * self.run.training.batch
+        return self.client_costs.macs * self.run.training.batch
+
+    @property
+    def client_costs(self) -> Costs:
+        """What a client is expected to pay per round."""
+        return self._mean(self.expected)
 
     @cached_property
     def known(self) -> Known:
@@ -132,8 +138,7 @@ class Federation:
                 reports = self.executor.report([client.number for client in cohort])
             cohort = [replace(client, report=report) for client, report in zip(cohort, reports, strict=True)]
         with clock("create"):
-            plan = self.algorithm.select(round, cohort)
-            self._check(plan, cohort)
+            plan = selected(self.algorithm, round, cohort)
             tasks = [
                 Task(client, selection, part, self.memories.get(client.number, {}).get(part, {}))
                 for client, selections in zip(cohort, plan, strict=True)
@@ -166,8 +171,10 @@ class Federation:
             self.algorithm.finish_round(round, merged)
         for client, sizes in zip(opened.cohort, opened.sizes, strict=True):
             self.charged[client.keep][sizes] += 1
-        for client_number, kept in opened.memories.items():
-            self.memories.setdefault(client_number, {}).update(kept)
+        for number, kept in opened.memories.items():
+            parts = {**self.memories.pop(number, {}), **kept}
+            if left := {part: memory for part, memory in parts.items() if memory}:
+                self.memories[number] = left
         record: dict[str, Any] = {"round": round + 1, "lr": self.trainer.learning_rate(round), "train_loss": loss}
         last = round + 1 == run.training.rounds
         if (round + 1) % run.evaluation.every == 0 or last:
@@ -240,17 +247,6 @@ class Federation:
             for client, parts in saved["memories"].items()
         }
 
-    def _check(self, plan: Sequence[Sequence[Selection]], cohort: Sequence[Client]) -> None:
-        """BadPlugin where what the method selects can't be meant."""
-        name = self.run.algorithm.name
-        if len(plan) != len(cohort) or not all(plan):
-            raise BadPlugin(f"{name}: `select` must give one list of sub-models per client, none of them empty.")
-        try:
-            for selection in (one for selections in plan for one in selections):
-                self.algorithm.layout.check(selection)
-        except BadPlugin as error:
-            raise BadPlugin(f"{name}: {error}") from None
-
     def _weight(self, client: Client) -> Any:
         own = self.algorithm.weight(client)
         if own is not None:
@@ -266,17 +262,17 @@ class Federation:
         return [json.dumps([parts[client.number], sent]) for client, sent in zip(opened.cohort, reports, strict=True)]
 
     @cached_property
-    def _prices(self) -> dict[str, costs.Costs]:
+    def _prices(self) -> dict[str, Costs]:
         return {}
 
-    def _price(self, key: str) -> costs.Costs:
+    def _price(self, key: str) -> Costs:
         if key not in self._prices:
             sizes, report = json.loads(key)
             price = costs.of_sizes(self.algorithm, sizes, *self.about)
             self._prices[key] = replace(price, transfer_bytes=price.transfer_bytes + report)
         return self._prices[key]
 
-    def _mean(self, paid: dict[float, costs.Costs]) -> costs.Costs:
+    def _mean(self, paid: dict[float, Costs]) -> Costs:
         return costs.average([paid[keep] for keep in self.keeps], self.run.capacity.share)
 
 

@@ -1,4 +1,4 @@
-"""What a run computes with: its device, threads of the CPU, memory that stays warm, clocks, the precision of products."""
+"""What a run computes with: its device, threads, memory that stays warm, clocks, the precision of products."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def keep_memory() -> None:
 
 
 class Stopwatch:
-    """Seconds by stage. Waits for the device, so that a stage pays for its own work; a stage within another interrupts it."""
+    """Seconds by stage. It waits for the device, so that a stage pays for its own work. A stage that begins within
+    another interrupts that one's clock.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

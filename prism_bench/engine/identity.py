@@ -19,9 +19,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from prism_bench.base.errors import BadInput
-
-ENGINE = "prism_bench.engine.federation"
+ENGINE, FACADE = "prism_bench.engine.federation", "prism_bench.plugin"
 ROOMS = ("core", "data", "models", "engine", "baselines", "partitions", "integrations")
 """The parts of this package whose code can decide a number. The others carry runs out and show what came of them."""
 
@@ -41,7 +39,7 @@ def code(plugins: Iterable[type], functions: Iterable[FunctionType] = (), conten
 
 
 def modules(plugins: Iterable[type]) -> list[str]:
-    """The modules that the plugins' classes are written in, and those that they derive from, short of other libraries."""
+    """The modules that the plugins' classes, and those that they derive from, are written in; no other library's."""
     return list(dict.fromkeys(part.__module__ for kind in plugins for part in _ours(kind)))
 
 
@@ -62,7 +60,7 @@ def closure(module: str) -> frozenset[Path]:
         if file is None or file in found or not project(name, file):
             continue
         found.add(file)
-        waiting += _imports(name, file)
+        waiting += _imports(name, file.name == "__init__.py", file.read_bytes())
     return frozenset(found)
 
 
@@ -91,17 +89,33 @@ def _distributions() -> Mapping[str, list[str]]:
     return packages_distributions()
 
 
-def _imports(module: str, file: Path) -> Iterator[str]:
+@cache
+def _imports(module: str, is_package: bool, source: bytes) -> tuple[str, ...]:
     """The names of modules that a file imports, at the top or inside of functions, but for the type checker."""
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    for node in _statements(ast.parse(file.read_bytes())):
+    package = (module if is_package else module.rpartition(".")[0]).split(".")
+    found: list[str] = []
+    for node in _statements(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            found += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            above = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{name.name}" for name in node.names)
+            found += [base] if base != FACADE else []
+            found += [f"{base}.{name.name}" for name in node.names]
+    return tuple(place for name in found for place in _behind_the_facade(name))
+
+
+def _behind_the_facade(name: str) -> list[str]:
+    """Where what is imported from the façade has its home: it only passes names on."""
+    inside = name.removeprefix(f"{FACADE}.")
+    if inside == name and name != FACADE:
+        return [name]
+    file = _file(FACADE)
+    tree = ast.parse(file.read_bytes() if file else b"")
+    homes = {
+        one.name: node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) for one in node.names
+    }
+    return [homes[inside]] if inside in homes else list(set(homes.values()))  # the whole of it
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -128,22 +142,21 @@ def sources(what: Any, seen: set[Any] | None = None) -> Iterator[str]:
                 yield f"{name}={value!r}"
         yield str(getattr(what, "__pydantic_fields__", ""))
         return
-    if what.__code__.co_filename == "<string>":
-        yield what.__code__.co_code.hex()  # a dataclass or the like wrote it
-        return
     try:
         yield inspect.getsource(what)
     except OSError:
-        raise BadInput(
-            f"{what.__qualname__}: its source can't be read, so a kept run could not tell that it was edited; a "
-            "notebook, a script or a module of its own would do."
-        ) from None
+        yield _compiled(what.__code__)  # typed into a plain shell, or written by a program
     for name in _names(what.__code__):
         used = what.__globals__.get(name)
         if isinstance(used, (FunctionType, type)) and used.__module__ == what.__module__:
             yield from sources(used, seen)
         elif isinstance(used, (str, int, float, tuple)):
             yield f"{name}={used!r}"
+
+
+def _compiled(code: CodeType) -> str:
+    constants = [_compiled(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -158,6 +171,7 @@ def _place(file: Path) -> str:
     return "/".join(file.parts[-2:])
 
 
+@cache
 def _file(module: str) -> Path | None:
     """The module's source file."""
     if module == "__main__":

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from prism_bench.base.errors import BadPlugin, nearest
 from prism_bench.core.algorithm import Algorithm, Forward
 from prism_bench.core.axes import Layout, Selection, State
 from prism_bench.core.network import noise_from
@@ -36,7 +37,7 @@ from prism_bench.engine.spec import Run
 
 @dataclass(frozen=True)
 class Schedule:
-    """One client's local steps in a round: sample indices batch by batch, and the stream its augmentation comes from."""
+    """One client's local steps in a round: sample indices batch by batch, and the stream of its augmentation."""
 
     batches: list[np.ndarray]
     augment: np.random.Generator
@@ -64,6 +65,13 @@ def clients_side(run: Run, data: Dataset) -> Algorithm:
     """The run's method with its network: all that a client needs, and nothing of the server's."""
     algorithm: Algorithm = run.algorithm.kind(run.algorithm.settings)
     algorithm.build(run.model.settings.build(data.signature), run.seed)
+    frozen, known = set(algorithm.frozen()), algorithm.layout.dims
+    for name in sorted(frozen - known.keys()):
+        raise BadPlugin(
+            f"{run.algorithm.name}: `frozen` names '{name}', and there is no such tensor. {nearest(name, known)}"
+        )
+    if frozen == known.keys():
+        raise BadPlugin(f"{run.algorithm.name}: `frozen` names every tensor, and nothing is left to train.")
     return algorithm
 
 
@@ -117,9 +125,10 @@ class LocalTrainer:
         )  # fmt: skip
         memories: list[State] = [{} for _ in tasks]
         if overrides(algorithm, "remember"):
-            memories = [
-                algorithm.remember(_row(state, row), _row(start, row), task.memory) for row, task in enumerate(tasks)
-            ]
+            for row, task in enumerate(tasks):
+                kept = algorithm.remember(_row(state, row), _row(start, row), task.memory)
+                # Copies: a row would hold on to what all of the stacked clients trained.
+                memories[row] = {name: tensor.clone() for name, tensor in kept.items()}
         return Trained(tasks, state, losses, memories)
 
     def forward(self, shapes: dict[str, tuple[int, ...]]) -> Forward:

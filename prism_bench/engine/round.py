@@ -71,7 +71,6 @@ class Round:
         self.merge = algorithm.merge()
         self.losses: list[Tensor] = []
         self.memories: dict[int, dict[int, State]] = {}
-        self._state, self._layout = algorithm.state, algorithm.layout
 
     def groups(self, at_once: int) -> Iterator[list[Task]]:
         """The tasks in their order, up to so many of equal sizes together."""
@@ -86,7 +85,7 @@ class Round:
     def gather(self, tasks: Sequence[Task]) -> State:
         """The tasks' sub-models, of equal shapes, stacked: copies, and all that clients get of the server's tensors."""
         with self.clock("create"):
-            return gather_stacked(self._state, self._layout, [task.selection for task in tasks])
+            return gather_stacked(self.merge.state, self.merge.layout, [task.selection for task in tasks])
 
     def add(self, trained: Trained) -> None:
         """Take in stacked sub-models after training. The order of the tasks shows in the last digits of the sums."""
@@ -94,6 +93,5 @@ class Round:
             for row, task in enumerate(trained.tasks):
                 updated = {name: tensor[row] for name, tensor in trained.state.items()}
                 self.merge.add(task.selection, updated, self.weights[task.client.number])
-                if trained.memories[row]:
-                    self.memories.setdefault(task.client.number, {})[task.part] = trained.memories[row]
+                self.memories.setdefault(task.client.number, {})[task.part] = trained.memories[row]
         self.losses.append(trained.losses)

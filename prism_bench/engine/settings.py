@@ -51,9 +51,7 @@ class Execution(Settings):
     on: str | dict[str, Any] = Field(
         "threads", description="the executor that trains clients, alone or as 'name:' with its settings beside it"
     )
-    device: str = Field(
-        "auto", description="auto, cpu, cuda, cuda:0, cuda:1, ... or mps; auto takes a GPU if there is one"
-    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, ... or mps; auto takes a GPU if there is one")
     at_once: PositiveInt | Literal["auto"] = Field(
         "auto", description="clients that train in one pass; 1: one after another"
     )

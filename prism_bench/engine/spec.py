@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,15 +165,24 @@ def recorder(probe: str) -> Any:
     """The function of a view that records something of each evaluated round."""
     record = registry.load("views", probe, "evaluation.probes").record
     if record is None:
-        recording = [name for name in registry.find("views") if registry.load("views", name, "views").record]
-        raise BadInput(f"evaluation.probes: the view '{probe}' records nothing. {nearest(probe, recording)}")
+        raise BadInput(f"evaluation.probes: the view '{probe}' records nothing. {nearest(probe, recording())}")
     return record
+
+
+def recording() -> list[str]:
+    """The views that record something; one that can't be loaded is left out."""
+    found = []
+    for name in registry.find("views"):
+        with suppress(BadInput):
+            if registry.load("views", name, "views").record is not None:
+                found.append(name)
+    return found
 
 
 def check_class(kind: type[Algorithm]) -> None:
     """BadPlugin where a method contradicts itself."""
     if kind.deploys == "trained" and kind.trained_part is Algorithm.trained_part:
         raise BadPlugin(
-            f"{kind.__name__}: deploys = 'trained', but it has no `trained_part`; without one its whole server model would "
-            "be taken for the trained part."
+            f"{kind.__name__}: deploys = 'trained', but it has no `trained_part`; without one its whole server model "
+            "would be taken for the trained part."
         )

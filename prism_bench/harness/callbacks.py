@@ -27,6 +27,9 @@ class Callback:
     def begin(self, experiment: Experiment, data: Dataset, population: Population, device: str) -> None:
         """All runs are known and valid; data and population are the first run's."""
 
+    def other_code(self, code: str, runs: int) -> None:
+        """So many runs that are to be done were finished by other code, which was not accepted."""
+
     def run_started(self, number: int, run: Run, label: str, done: int) -> None:
         """A run starts, or goes on after so many rounds that are done."""
 

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.settings import Settings, flat, validate
+from prism_bench.core.algorithm import Algorithm
 from prism_bench.engine.settings import Execution
 from prism_bench.engine.spec import PLUGINS, SECTIONS, Plugin, Run, fields_of
 from prism_bench.harness import paper
@@ -267,6 +268,8 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:bool":
+                key_node.tag = "tag:yaml.org,2002:str"  # `on` is the name of a setting, not a yes
             key = str(key_node.value)
             if key in seen:
                 raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=key_node.start_mark)
@@ -283,12 +286,12 @@ def _seeds(value: Any) -> list[int]:
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; a plugin given by its name alone becomes ``{name: ...}`` to take a setting."""
+    """Set a dotted key; a plugin given by its name or itself becomes ``{name: ...}`` to take a setting."""
     *parents, last = key.split(".")
     for depth, parent in enumerate(parents, start=1):
         below = tree.get(parent) or {}
-        if isinstance(below, str):
-            below = {"name": below}
+        if isinstance(below, (str, type, Algorithm, Settings)):
+            below = Plugin.given(parent, below)
         if not isinstance(below, Mapping):
             raise BadInput(f"{key}: '{'.'.join(parents[:depth])}' has no settings below it.")
         tree[parent] = dict(below)

@@ -198,7 +198,7 @@ def side_by_side(
 ) -> Iterator[tuple[int, End]]:
     """Do all runs, so many at once, in processes that share the machine's cores; yields how each ended.
 
-    A process that dies takes its run with it and no other. Where there are several GPUs, the processes take them in turn.
+    A process that dies takes its run with it and no other. The processes take the machine's GPUs in turn.
     """
 
     def hire(place: int) -> _Worker:

@@ -34,8 +34,10 @@ LABELS = [
     "settings",
     "seed",
     "cuts",
+    "code",
 ]
-"""What says which run a row belongs to. ``cuts`` is false for full-model training, the reference."""
+"""What says which run a row belongs to. ``cuts`` is false for full-model training, the reference; ``code`` is the hash
+of the code that made the run."""
 
 CELL = ["data", "model", "partition", "algorithm", "variant", "keep", "settings"]
 """What makes a row of a table: everything but the seed."""

@@ -24,10 +24,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import prism_bench
 from prism_bench.base.errors import BadInput
 from prism_bench.base.files import checksum, read_tensors, write_json, write_tensors
 from prism_bench.base.settings import identity
+from prism_bench.base.version import __version__
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,12 @@ class RunFolder:
     def of(cls, out: Path, settings: str, data: str, code: str) -> RunFolder:
         """By hashes of each: a run with other settings, on other data or of an edited method is another run."""
         return cls(out / "runs" / f"{settings}-{data}-{code}")
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """The hashes of its settings, data and code."""
+        settings, data, code = self.path.name.split("-")
+        return settings, data, code
 
     @contextmanager
     def held(self, wait: bool) -> Iterator[None]:
@@ -75,6 +81,11 @@ class RunFolder:
         done = self._done()
         self.verify()
         return None if done is None else done["summary"]
+
+    def settings(self) -> dict[str, Any]:
+        """What the run was started with."""
+        settings: dict[str, Any] = json.loads((self.path / SETTINGS).read_text("utf-8"))
+        return settings
 
     def rounds(self) -> list[dict[str, Any]]:
         """The records of a finished run, one a round."""
@@ -224,7 +235,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     import torch
 
     return {
-        "prism_bench": prism_bench.__version__,
+        "prism_bench": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -239,7 +250,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 @cache
 def _commit() -> str | None:
     """The source tree's commit, where the package runs from one."""
-    root = Path(prism_bench.__file__).parent.parent
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     commit = _git(root, "rev-parse", "--short=12", "HEAD")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +18,18 @@ from typing import Any
 import pandas as pd
 
 from prism_bench.base import registry
-from prism_bench.base.errors import BadInput
+from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.files import write_csv, write_json
 from prism_bench.core.seeds import stream
 from prism_bench.engine.executors import MakeExecutor
 from prism_bench.engine.federation import Federation
 from prism_bench.engine.hardware import choose_device
 from prism_bench.engine.settings import Execution
-from prism_bench.engine.spec import Run
+from prism_bench.engine.spec import PLUGINS, Run, check_class, recording
 from prism_bench.harness import paper
 from prism_bench.harness.callbacks import Callback, Callbacks
 from prism_bench.harness.experiment import About, Experiment, blaming
-from prism_bench.harness.jobs import Shelf, one_by_one, side_by_side
+from prism_bench.harness.jobs import Shelf, Tell, one_by_one, side_by_side
 from prism_bench.harness.results import MANIFEST, Results
 from prism_bench.harness.run_folder import Busy, RunFolder
 
@@ -50,14 +51,19 @@ def carry_out(
     jobs: int = 1,
     callbacks: Iterable[Callback] = (),
     executor: MakeExecutor | None = None,
+    accept: Sequence[str] = (),
 ) -> Outcome:
     """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None.
+
+    Finished runs of other code count as done where ``accept`` names that code and their settings and data are equal.
 
     ``executor`` makes what trains the clients of each run, in place of what ``execution.on`` names.
     """
     if out is None:
         with TemporaryDirectory(prefix="prism_bench-") as name:
             return carry_out(experiment, Path(name), jobs=jobs, callbacks=callbacks, executor=executor)
+    if jobs > 1:
+        _check_elsewhere(experiment.runs)
     tell = Callbacks(callbacks).tell
     shelf = Shelf(tell)
     with blaming(experiment.origin):
@@ -69,6 +75,8 @@ def carry_out(
         folder.verify()
     if fresh:
         _forget(folders)
+    else:
+        folders = _accepted(experiment.runs, folders, accept, tell)
     (out / "runs").mkdir(parents=True, exist_ok=True)
     about = manifest(experiment, folders)
     write_json(about, out / MANIFEST)
@@ -93,6 +101,43 @@ def carry_out(
     return Outcome(export(Results(out, about)), failed)
 
 
+def _accepted(runs: Sequence[Run], folders: Sequence[RunFolder], accept: Sequence[str], tell: Tell) -> list[RunFolder]:
+    """The runs' folders; where one is not finished, that of accepted code. Says what else could be accepted."""
+    chosen, offered = [], Counter[str]()
+    earlier = _finished(folders[0].path.parent)
+    for code in accept:
+        if not any(code in codes for codes in earlier.values()):
+            there = sorted({other for codes in earlier.values() for other in codes})
+            raise BadInput(
+                f"--accept {code}: {folders[0].path.parent} has no finished run of it. {nearest(code, there)}"
+            )
+    for run, folder in zip(runs, folders, strict=True):
+        codes = {} if folder.summary() is not None else earlier.get((run.identity, folder.parts[1]), {})
+        chosen.append(next((codes[code] for code in accept if code in codes), folder))
+        if chosen[-1] is folder:
+            offered.update(codes.keys())
+    for code, count in offered.items():
+        tell("other_code", code, count)
+    return chosen
+
+
+def _finished(place: Path) -> dict[tuple[str, str], dict[str, RunFolder]]:
+    """The finished runs in a folder, by the identity that their settings have today and by their data; then by code."""
+    found: dict[tuple[str, str], dict[str, RunFolder]] = {}
+    for path in sorted(place.glob("*-*-*")):
+        folder = RunFolder(path)
+        try:
+            settings = folder.settings() if folder.summary() is not None else None
+            # A setting that came later has its default: equal settings have one identity, then and now.
+            today = Run.resolve(settings).identity if settings is not None else None
+        except (BadInput, ValueError):
+            continue  # damaged, or of a plugin that is no longer there
+        if today is not None:
+            _, data, code = folder.parts
+            found.setdefault((today, data), {})[code] = folder
+    return found
+
+
 def _forget(folders: Sequence[RunFolder]) -> None:
     """Before the first run starts, so that an interrupted --fresh can go on without it."""
     for folder in folders:
@@ -102,13 +147,25 @@ def _forget(folders: Sequence[RunFolder]) -> None:
             raise BadInput(f"--fresh: another process is at {folder.path}; stop it, or leave out --fresh.") from None
 
 
+def _check_elsewhere(runs: Sequence[Run]) -> None:
+    """BadInput where another process could not find a class: one that was typed into a notebook or a shell."""
+    typed = not hasattr(sys.modules["__main__"], "__file__")
+    for run in runs:
+        for section in PLUGINS:
+            kind = getattr(run, section).kind
+            if typed and kind.__module__ == "__main__":
+                raise BadInput(
+                    f"jobs: {kind.__name__} is defined here and nowhere else; use jobs=1, or put it into a file."
+                )
+
+
 def export(results: Results) -> pd.DataFrame:
     """Write what is done in long format, for people and for version control; what is out of date goes.
 
     Returns the rounds.
     """
     write_json(results.about | {"environments": results.environments()}, results.folder / MANIFEST)
-    frames = {"rounds": results.rounds(), **{name: results.probe(name) for name in registry.find("views")}}
+    frames = {"rounds": results.rounds(), **{name: results.probe(name) for name in recording()}}
     for name, frame in frames.items():
         if frame.empty:
             (results.folder / f"{name}.csv").unlink(missing_ok=True)
@@ -121,6 +178,7 @@ def check_runs(runs: Sequence[Run], shelf: Shelf) -> None:
     """Read the data and split it. What can't work is known before anything runs or is written."""
     models: set[Any] = set()
     for run in runs:
+        check_class(run.algorithm.kind)
         data, population = shelf.data(run), shelf.population(run)
         network = run.model.settings.build(data.signature)
         if run.model.settings not in models:
@@ -146,7 +204,7 @@ def manifest(experiment: Experiment, folders: Sequence[RunFolder]) -> dict[str, 
             {
                 "folder": folder.path.name,
                 "label": experiment.label(run),
-                "labels": experiment.labels(run),
+                "labels": experiment.labels(run) | {"code": folder.parts[2]},
                 "paper": _beside(run, experiment.about),
             }
             for run, folder in zip(experiment.runs, folders, strict=True)
@@ -194,17 +252,19 @@ def run(
     size: str | None = None,
     jobs: int = 1,
     callbacks: Iterable[Callback] = (),
+    accept: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Run an experiment and return one row a run and round.
+    """Run an experiment and return one row per run and round.
 
     ``experiment`` is a name, a YAML file or a mapping; ``overrides`` are dotted keys (``{"training.rounds": 5}``).
-    Nothing is kept unless ``out`` names a folder; with it, runs are kept there, resumed and not run again. A run
-    that fails is warned of and left out. ``jobs`` above 1 starts processes: a script that uses it needs the usual
-    ``if __name__ == "__main__":``.
+    Where an algorithm's name may stand, so may its class or an instance: ``{"algorithm": [Mine, Mine(step=2)]}``.
+    Nothing is kept unless ``out`` names a folder; with it, runs are kept there, resumed and not run again; ``accept``
+    names other code whose finished runs count too. A run that fails is warned of and left out. ``jobs`` above 1 starts
+    processes: a script that uses it needs the usual ``if __name__ == "__main__":``.
     """
     extra = {} if device is None else {"execution.device": device}
     loaded = Experiment.load(experiment, {**(overrides or {}), **extra}, seeds, size)
-    outcome = carry_out(loaded, Path(out) if out else None, jobs=jobs, callbacks=callbacks)
+    outcome = carry_out(loaded, Path(out) if out else None, jobs=jobs, callbacks=callbacks, accept=accept)
     for label, error in outcome.failed.items():
         warnings.warn(f"{label} failed: {error}", stacklevel=2)
     return outcome.rounds

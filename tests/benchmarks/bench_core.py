@@ -1,4 +1,4 @@
-"""Schedule training, sub-model creation, merge, refresh and evaluation, as ratios; peak memory of a round.
+"""Local training, sub-model creation, merge, refresh and evaluation, as ratios; peak memory of a round.
 
 Random images: only time and memory are looked at. Run with ``tox -e bench``.
 """
@@ -41,7 +41,7 @@ def local_steps(algorithm, keep, model=RESNET, clients=1, steps=1):
     selections = [one.algorithm.select(0, [Client(number, keep)])[0][0] for number in range(clients)]
     state = gather_stacked(one.algorithm.state, one.algorithm.layout, selections)
     work = [Schedule([one.population[number]] * steps, np.random.default_rng(0)) for number in range(clients)]
-    forward = one.forward({name: tuple(tensor.shape[1:]) for name, tensor in state.items()})
+    forward = one.trainer.forward({name: tuple(tensor.shape[1:]) for name, tensor in state.items()})
     return lambda: train(one.algorithm, state, work, one.data, one.run.training, 0.0, forward=forward)
 
 

@@ -16,6 +16,7 @@ from prism_bench.core.algorithm import Client
 from prism_bench.core.orthogonal import svd
 from prism_bench.core.submodel import Merge, gather, gather_stacked
 from prism_bench.engine.evaluate import evaluate
+from prism_bench.engine.round import Task
 from prism_bench.harness.runner import run
 from prism_bench.testing import federation, tiny_data
 
@@ -55,7 +56,8 @@ def local_step(algorithm, keep, clients, model=CNN, data=None):
     one = federation(algorithm, None, model, keep, data, (32,) * clients, batch=32)
     selections = [one.algorithm.select(0, [Client(number, keep)])[0][0] for number in range(clients)]
     state = gather_stacked(one.algorithm.state, one.algorithm.layout, selections)
-    return lambda: one.train(0, range(clients), state)
+    tasks = [Task(Client(number, keep), selection) for number, selection in enumerate(selections)]
+    return lambda: one.trainer.train(0, tasks, state)
 
 
 def test_local_step_of_the_full_model(cpu):

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 
+from prism_bench.engine.stages import STAGES
 from prism_bench.harness.experiment import Experiment
-from prism_bench.harness.results import STAGES
 from prism_bench.harness.runner import carry_out
 
 

@@ -25,10 +25,11 @@ from pathlib import Path
 
 import torch
 
-from prism_bench import registry
-from prism_bench.config import Execution
-from prism_bench.processor import keep_memory
-from prism_bench.rounds import Federation, Run, split
+from prism_bench.base import registry
+from prism_bench.engine.federation import Federation, split
+from prism_bench.engine.hardware import keep_memory
+from prism_bench.engine.settings import Execution
+from prism_bench.engine.spec import Run
 
 keep_memory()
 model, algorithm, keep, at_once = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])

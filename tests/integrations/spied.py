@@ -42,14 +42,18 @@ HOOKS = {
 
 
 def spy(report: str, fault: str) -> None:
+    from prism_bench.core import orthogonal
+    from prism_bench.engine.federation import Federation
+    from prism_bench.engine.round import Round
     from prism_bench.integrations.fedml import sides
 
     counts: Counter[str] = Counter()
+    servers: Counter[str] = Counter()
     messages: list[dict[str, object]] = []
 
     def save() -> None:
         with open(f"{report}-{os.getpid()}.json", "w") as file:
-            json.dump({"counts": counts, "messages": messages}, file)
+            json.dump({"counts": counts, "servers": servers, "messages": messages}, file)
 
     def count(owner: type, name: str, label: str) -> None:
         original = getattr(owner, name)
@@ -71,11 +75,23 @@ def spy(report: str, fault: str) -> None:
                 for name in names:
                     count(getattr(loaded, owner), name, f"{kind}.{owner}.{name}")
 
+    build, svd = Federation.__init__, orthogonal.svd
+
+    def watched_build(self: Federation, *arguments: object, **options: object) -> None:
+        servers["Federation"] += 1
+        build(self, *arguments, **options)
+
+    def watched_svd(*arguments: object) -> object:
+        servers["svd"] += 1
+        return svd(*arguments)
+
+    Federation.__init__, orthogonal.svd = watched_build, watched_svd
+
     def strike() -> None:
         with open(f"{report}-fault", "x") as file:
             file.write(str(time.time()))
 
-    train, close = sides.Worker.train, sides.Server.close
+    train, collect = sides.Worker.train, sides.FedMLExecutor.collect
 
     def size(state: dict[str, object]) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
@@ -96,32 +112,32 @@ def spy(report: str, fault: str) -> None:
             next(iter(next(iter(answer["results"].values()))[0].values())).fill_(float("nan"))
         down: Counter[int] = Counter()
         up: Counter[int] = Counter()
-        for job, (client, state) in message["jobs"].items():
-            down[client] += size(state)
-            up[client] += size(answer["results"][job][0])
-        run = self.federation.run
+        for job, (client, state, _) in message["jobs"].items():
+            down[client.number] += size(state)
+            up[client.number] += size(answer["results"][job][0])
+        run = self.trainer.run
         messages.append(
             {
                 "algorithm": run.algorithm.name,
                 "round": message["round"],
                 "down": down,
                 "up": up,
-                "tensors": sum(len(state) for _, state in message["jobs"].values()),
+                "tensors": sum(len(state) for _, state, _ in message["jobs"].values()),
                 "pickled": len(pickle.dumps(message)),
-                "own": len(self.federation.algorithm.state),
+                "own": len(self.trainer.algorithm.state),
             }
         )
         counts["Worker.train"] += 1
         save()
         return answer
 
-    def watched_close(self: sides.Server, uploads: object) -> None:
-        if fault == "kill-server" and self.round == 1:
+    def watched_collect(self: sides.FedMLExecutor, round: Round, uploads: object) -> object:
+        if fault == "kill-server" and round.number == 1:
             strike()
             os.kill(os.getpid(), signal.SIGKILL)
-        close(self, uploads)
+        return collect(self, round, uploads)
 
-    sides.Worker.train, sides.Server.close = watched, watched_close
+    sides.Worker.train, sides.FedMLExecutor.collect = watched, watched_collect
     atexit.register(save)
 
 

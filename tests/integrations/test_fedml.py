@@ -28,6 +28,9 @@ from prism_bench.engine import costs
 from prism_bench.engine.federation import Federation, split
 from prism_bench.engine.settings import Execution
 from prism_bench.engine.spec import Run
+from prism_bench.harness.runner import carry_out
+from prism_bench.integrations.fedml import Config
+from prism_bench.integrations.fedml.job import ThroughFedML
 
 HERE = Path(__file__).parent
 BACKENDS = ("sp", "MPI", "GRPC")
@@ -203,7 +206,7 @@ def alone():
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def finished(request, tmp_path_factory, alone):
-    """One job a backend, with all algorithms in it."""
+    """One job per backend, with all algorithms in it."""
     job = Job(tmp_path_factory.mktemp(request.param) / "job", request.param, algorithms(), prefix=alone)
     codes = job.wait()
     assert set(codes) == {0}, job.text()
@@ -242,7 +245,7 @@ def test_hooks_are_called_as_often_as_rounds_and_workers_ask(finished):
     backend, job = finished
     runs, counts = len(algorithms()), job.counts()
     expected = {
-        "sp": {"sp.SubModelAPI.train": 1, "sp.SubModelAPI._aggregate": ROUNDS, "Worker.train": ROUNDS * ACTIVE},
+        "sp": {"sp.SubModelAPI.train": ROUNDS, "sp.SubModelAPI._aggregate": ROUNDS, "Worker.train": ROUNDS * ACTIVE},
         "MPI": {
             "mpi.Aggregator.get_global_model_params": 1,
             "mpi.Aggregator.aggregate": ROUNDS,
@@ -287,10 +290,23 @@ def test_a_client_gets_its_sub_model_and_no_more(finished):
                         seen.update(message[way])
                 assert seen == cohort, (name, round, way)
         for message in sent:
-            assert message["own"] == 0, "a client holds no weights but those it was sent"
+            assert message["own"] == 0, "what trains holds no weights but those it was sent"
             assert message["pickled"] < sum(message["down"].values()) + 600 * message["tensors"] + 600
         full = one.full_costs.transfer_bytes / 2
         assert run.algorithm.kind.cuts == (max(each.values()) < full)
+
+
+def test_a_worker_builds_nothing_of_the_servers(finished):
+    """Over MPI and gRPC a process that trains makes no federation and decomposes nothing."""
+    backend, job = finished
+    built = {bool(report["messages"]): report["servers"] for report in job.reports()}
+    if backend == "sp":
+        assert built[True]["Federation"] == len(algorithms())
+    else:
+        assert [bool(report["messages"]) for report in job.reports()].count(True) == WORKERS
+        assert [report["servers"] for report in job.reports() if report["messages"]] == [{}] * WORKERS
+        assert built[False]["Federation"] == len(algorithms())
+        assert built[False]["svd"] > 0
 
 
 def test_nothing_connects_and_nothing_is_left(finished):
@@ -338,6 +354,17 @@ def test_a_fault_ends_the_whole_job(backend, fault, tmp_path):
     assert not list((job.folder / "out" / "runs").glob("*/done.json"))
 
 
+@pytest.mark.parametrize("backend", ["MPI", "GRPC"])
+def test_a_run_that_fails_at_its_end_ends_the_job_too(backend, tmp_path):
+    """The workers have trained all of its rounds, and nobody starts the next run with them."""
+    job = Job(tmp_path / "job", backend, ["prism", "fedavg"], "nan", rounds=2)
+    codes = job.wait()
+    assert job.ended - float((job.folder / "report-fault").read_text()) < 30
+    assert job.left == []
+    assert 0 not in codes, job.text()
+    assert SAYS["nan"] in job.text()
+
+
 def test_a_killed_server_ends_the_silos(tmp_path):
     job = Job(tmp_path / "job", "GRPC", ["prism"], "kill-server")
     codes = job.wait()
@@ -361,6 +388,21 @@ def test_one_round_is_enough(tmp_path):
     job = Job(tmp_path / "job", "MPI", ["fedavg"], rounds=1)
     assert set(job.wait(60)) == {0}, job.text()
     assert len(pd.read_csv(job.folder / "out" / "rounds.csv")) == 1
+
+
+def test_runs_side_by_side_give_the_same_numbers(reference, tmp_path, monkeypatch):
+    """What makes the executor is pickled to the processes that do the runs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(config("sp", ["fedavg", "prism"])))
+    read = Config.read(tmp_path / "job.yaml")
+    outcome = carry_out(read.experiment, tmp_path / "out", jobs=2, executor=ThroughFedML(read))
+    assert outcome.failed == {}
+    own = pd.read_csv(reference / "rounds.csv")
+    own = own[own["algorithm"].isin(["fedavg", "prism"])].reset_index(drop=True)
+    assert len(own) == 2 * ROUNDS
+    for column in ("algorithm", "round", "train_loss", "accuracy", "test_loss"):
+        values = outcome.rounds[column].tolist()
+        assert values == (own[column].tolist() if column == "algorithm" else pytest.approx(own[column], abs=1e-6))
 
 
 def test_the_command_shows_the_table_of_the_examples(here, tmp_path, monkeypatch):

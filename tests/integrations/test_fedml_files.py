@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 import prism_bench
+from prism_bench.base import registry
 from prism_bench.base.errors import BadInput
 from prism_bench.data.population import Population
 from prism_bench.engine.federation import Federation
 from prism_bench.engine.settings import Execution
 from prism_bench.engine.spec import Run
-from prism_bench.integrations.fedml import Config, from_fedml, to_fedml
+from prism_bench.integrations.fedml import Config, from_fedml, run, to_fedml
 from prism_bench.integrations.fedml.config import SETTINGS
 from prism_bench.testing import tiny_data
 
@@ -118,10 +120,11 @@ def test_a_grid_and_seeds_are_an_experiment(write):
         ({"prism_args.algoritm": "prism"}, "prism_args.algoritm: there is no such setting. Did you mean 'algorithm'?"),
         ({"prism_args.algorithm": {"name": "prism", "kapa": 1}}, "prism_args.algorithm.kapa: there is no such setting"),
         ({"prism_args.capacity": {"keep": 2}}, "prism_args.capacity.keep: a keep ratio must be above 0"),
+        ({"prism_args.execution": {"on": {"name": "mine"}}}, "prism_args.execution.on: must be left out"),
         ({"prism_args.patience": -1}, "prism_args.patience: Input should be greater than 0"),
         ({"train_args.learning_rate": -1}, "train_args.learning_rate: Input should be greater than 0 (got -1)"),
         ({"train_args.comm_round": "many"}, "train_args.comm_round: Input should be a valid integer"),
-        ({"train_args.client_num_per_round": 13}, "train_args.client_num_per_round: 13 active clients a round"),
+        ({"train_args.client_num_per_round": 13}, "train_args.client_num_per_round: 13 active clients per round"),
         ({"train_args.client_optimizer": "adam"}, "train_args.client_optimizer: must be sgd here"),
         ({"train_args.federated_optimizer": "FedOpt"}, "train_args.federated_optimizer: must be FedAvg here"),
         ({"train_args.epochs": None, "common_args.epochs": "x"}, "common_args.epochs: Input should be a valid integer"),
@@ -178,6 +181,17 @@ def test_a_cross_silo_job_says_who_listens_where(write, here, tmp_path, rows, ar
     code, _, err = here("fedml", "--cf", str(write(SILOS)), *arguments)
     assert code == 2
     assert says in err
+
+
+def test_reports_are_not_carried_between_processes(write, monkeypatch, tmp_path):
+    """Known before anything starts, and in every process: none waits for another."""
+    monkeypatch.setattr(registry.load("algorithms", "prism", ""), "report", lambda self, inputs, labels: {})
+    rows = [f"{rank},{rank},127.0.0.1,{9000 + rank}" for rank in range(3)]
+    (tmp_path / "ip.csv").write_text(HEAD + "\n".join(rows))
+    config = Config.read(write(SILOS))
+    for rank in (0, 1):
+        with pytest.raises(BadInput, match="prism: its clients report to the server before it selects"):
+            run(replace(config, rank=rank))
 
 
 def test_a_silo_has_a_client(write, here):
@@ -311,7 +325,7 @@ def test_a_loader_of_fedmls_as_data_of_an_experiment(tmp_path, monkeypatch):
     (tmp_path / "my_loader.py").write_text(
         "import numpy as np\n"
         "from prism_bench.integrations.fedml import to_fedml\n"
-        "from prism_bench.partition import Population\n"
+        "from prism_bench.data.population import Population\n"
         "from prism_bench.testing import tiny_data\n"
         "def load():\n"
         "    return to_fedml(tiny_data(samples=48), Population.from_owners(np.arange(48) % 12, 12), 5)\n"

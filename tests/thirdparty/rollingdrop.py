@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from pydantic import PositiveInt
 
-from prism_bench.base.settings import Settings
-from prism_bench.core.algorithm import Algorithm, Client
-from prism_bench.core.axes import Selection
-from prism_bench.core.capacity import kept
+from prism_bench.plugin import Algorithm, Client, Selection, Settings, along, window
 
 
 class RollingDrop(Algorithm):
@@ -26,10 +22,5 @@ class RollingDrop(Algorithm):
     params: Params
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
-        return [[self._window(round * self.params.step, client.keep)] for client in cohort]
-
-    def _window(self, start: int, keep: float) -> Selection:
-        return {
-            axis.name: (start + torch.arange(kept(keep, axis.size), device=self.device)) % axis.size
-            for axis in self.layout.of_kind("feature")
-        }
+        rule = window(round * self.params.step)
+        return [[along(self.layout.of_kind("feature"), client.keep, rule, self.device)] for client in cohort]

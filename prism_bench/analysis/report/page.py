@@ -12,30 +12,19 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import prism_bench
 from prism_bench.analysis.report import plots, sheets, tables
+from prism_bench.analysis.report.cells import Form, Sheet
 from prism_bench.analysis.report.places import every_folder, write
+from prism_bench.analysis.report.rendering import html
+from prism_bench.analysis.view import Picture, Table, shown_by
 from prism_bench.base.errors import BadInput
 from prism_bench.base.settings import flat
+from prism_bench.base.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from prism_bench.harness.results import Results
-
-HEADINGS = {
-    "accuracy": "Accuracy",
-    "drops": "Drop against full-model training",
-    "costs": "Costs of a client",
-    "time": "Where the time goes",
-    "rank": "Required kernels over the rounds",
-    "sampling": "Which kernels clients hold",
-    "features": "What principal kernels see",
-    "parts": "The full model and its sub-models",
-}
-
-VECTORS = ("drops", "time")
-"""Pictures with few enough points to be put in as SVG."""
 
 
 def write_report(results: Iterable[Results | str | Path] | None = None, to: str | Path = "report.html") -> Path:
@@ -80,7 +69,7 @@ def page(results: Sequence[Results]) -> str:
 <a class="skip" href="#results">Skip to the results</a>
 <header>
 <h1>prism_bench results</h1>
-<p>Federated sub-model training, compared like for like. Written by prism_bench {escape(prism_bench.__version__)}.
+<p>Federated sub-model training, compared like for like. Written by prism_bench {escape(__version__)}.
 The head of a column sorts by it.</p>
 </header>
 <nav aria-label="Contents"><ol>
@@ -130,20 +119,17 @@ def _shown(results: Results) -> str:
     runs = results.runs()
     if runs.empty:
         return '<p class="notice">No run is finished yet.</p>\n'
-    pictures = plots.pictures(results)
-    parts, shows = [], results.about.get("shows") or plots.SHOWS
-    for view in shows:
-        content = ""
-        frame = sheets.VIEWS[view].frame(runs) if view in sheets.VIEWS else None
-        if frame is not None and not (view == "drops" and frame["drop"].isna().all()):
-            sheet = sheets.VIEWS[view].sheet(frame, sheets.Form(HEADINGS[view], paper=True))
-            content += _table(sheet)
-        content += "".join(_figure(pictures[kind], kind) for kind in pictures if plots.KINDS[kind].views[0] == view)
+    figures = plots.pictures(results)
+    parts, shown = [], shown_by(results.about)
+    for view in shown.values():
+        content = _table_of(view.table, results, view.heading) if view.table is not None else ""
+        if view.picture is not None and view.picture.name in figures:
+            content += _figure(figures[view.picture.name], view.picture)
         if content:
-            parts.append(f"<h3>{HEADINGS.get(view, escape(str(view)))}</h3>\n{content}")
+            parts.append(f"<h3>{escape(view.heading)}</h3>\n{content}")
     pairs = tables.every_difference(runs)
-    if not pairs.empty and {"accuracy", "drops"} & set(shows):
-        sheet = sheets.differences(pairs, sheets.Form("Paired differences between methods"))
+    if not pairs.empty and {"accuracy", "drops"} & set(shown):
+        sheet = sheets.differences(pairs, Form("Paired differences between methods"))
         parts.append(_details(f"Paired differences between methods ({len(pairs)})", _table(sheet)))
     return "".join(parts)
 
@@ -178,15 +164,24 @@ def _details(summary: str, content: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>\n{content}</details>\n"
 
 
-def _table(sheet: sheets.Sheet) -> str:
+def _table_of(own: Table, results: Results, heading: str) -> str:
+    """A view's table; nothing where the results have nothing for it."""
+    frame = own.read(results)
+    if frame.empty:
+        return ""
+    numbers = own.numbers(frame)
+    return _table(own.sheet(numbers, Form(heading, paper=True))) if own.worth_showing(numbers) else ""
+
+
+def _table(sheet: Sheet) -> str:
     # A wide table scrolls by itself, also for those without a mouse.
     label = f'tabindex="0" role="region" aria-label="{escape(sheet.title)}"'
-    return f'<div class="scroll" {label}>{sheets.html(sheet)}</div>\n'
+    return f'<div class="scroll" {label}>{html(sheet)}</div>\n'
 
 
-def _figure(figure: Figure, kind: str) -> str:
-    caption = escape(plots.KINDS[kind].caption)
-    data = _data(figure, vector=kind in VECTORS)
+def _figure(figure: Figure, picture: Picture) -> str:
+    caption = escape(picture.caption)
+    data = _data(figure, picture.vector)
     return f'<figure><img src="{data}" alt="{caption}"><figcaption>{caption}</figcaption></figure>\n'
 
 

@@ -17,9 +17,10 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def every_folder() -> list[Path]:
-    """All folders in ./results that hold some."""
+    """Find all folders in ./results that hold some."""
     return [folder for folder in sorted(Path("results").glob("*")) if holds_results(folder)]
 
 
 def holds_results(folder: Path) -> bool:
+    """Tell whether a folder holds an experiment's results."""
     return any((folder / name).is_file() for name in ("experiment.json", "rounds.csv"))

@@ -1,4 +1,4 @@
-"""Frames of runs become frames of results: full numbers, one row a cell."""
+"""Frames of runs become frames of results: full numbers, one row per cell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from prism_bench.base.errors import BadInput, nearest
-from prism_bench.harness.results import CELL, COSTS, STAGES, summarise, with_text
+from prism_bench.engine.stages import STAGES
+from prism_bench.harness.results import CELL, COSTS, summarise, with_text
 
 if TYPE_CHECKING:
     from pandas.api.typing import DataFrameGroupBy
@@ -22,11 +23,11 @@ PAPER_COSTS = ["params_M", "macs_G", "mem_M"]
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a cell: accuracy after the last round as mean, std and n over the seeds, and what a client pays.
+    """Make one row per cell: accuracy after the last round as mean, std and n over the seeds, and what a client pays.
 
-    ``frame`` has one row a run and round, or one row a run. Accuracies are in %; ``best`` is the best over the rounds.
-    Costs are of one client in one round, each also in % of what full-model training costs. ``drop`` is the accuracy
-    minus full-model training's under equal seeds: mean, std and n of the pairs.
+    ``frame`` has one row per run and round, or one row per run. Accuracies are in %; ``best`` is the best over the
+    rounds. Costs are of one client in one round, each also in % of what full-model training costs. ``drop`` is the
+    accuracy minus full-model training's under equal seeds: mean, std and n of the pairs.
     """
     runs = runs_of(frame)
     runs = runs.assign(drop=_drops(runs))
@@ -58,11 +59,14 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     if _given(runs, "paper_source"):
         columns["paper_source"] = cells["paper_source"].first()
     columns["cuts"] = cells["cuts"].first()
+    if "code" in runs:
+        # Finished runs of older code may have been accepted: a row says what made it.
+        columns["code"] = cells["code"].agg(lambda codes: " ".join(dict.fromkeys(codes.dropna().astype(str))))
     return _frame(columns)
 
 
 def differences(frame: pd.DataFrame, against: str | None = None) -> pd.DataFrame:
-    """Paired differences in accuracy: each method minus ``against`` under equal seeds, as mean, std and n of the pairs.
+    """Pair runs by seed: each method's accuracy minus that of ``against``, as mean, std and n of the pairs.
 
     ``against`` is a method, as in the table: an algorithm and, where there are several, its variant (``prism`` or
     ``prism channels=all``). Compared are cells of equal data, model, partition, settings and keep ratio. Left out, it
@@ -88,7 +92,7 @@ def differences(frame: pd.DataFrame, against: str | None = None) -> pd.DataFrame
 
 
 def every_difference(frame: pd.DataFrame) -> pd.DataFrame:
-    """The paired differences between all methods that cut, each pair of methods once."""
+    """Make the paired differences between all methods that cut, each pair of methods once."""
     runs = runs_of(frame)
     runs = runs[runs["cuts"]]
     names = methods(runs)
@@ -100,9 +104,9 @@ def every_difference(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def costs(frame: pd.DataFrame) -> pd.DataFrame:
-    """What a client pays, as it runs; beside it, where the paper has it: our count in the paper's convention | paper.
+    """Say what a client pays, as it runs; beside it, where the paper has it, our count in its convention | paper.
 
-    One row a sub-model: who has which data makes no difference to its costs.
+    One row per sub-model: who has which data makes no difference to its costs.
     """
     runs = runs_of(frame)
     cells = runs.groupby([label for label in CELL if label != "partition"], sort=False)
@@ -117,7 +121,7 @@ def costs(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def times(frame: pd.DataFrame) -> pd.DataFrame:
-    """Mean seconds a round by stage, and each stage's share in % of a round of training, ours and the paper's."""
+    """Take mean seconds per round by stage, and each stage's share in % of a training round, ours and the paper's."""
     runs = runs_of(frame)
     cells = runs.groupby(CELL, sort=False)
     columns: dict[str, Any] = {}
@@ -133,7 +137,7 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def wide(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table as papers print it: a row a method; accuracy, std and n in columns by partition and keep ratio."""
+    """Make one row per method, as papers print it; accuracy, std and n in columns by partition and keep ratio."""
     cells = table(frame)
     labels = ["data", "model", "algorithm", "variant", "settings"]
     pivoted: pd.DataFrame = cells[labels].drop_duplicates(ignore_index=True)
@@ -146,14 +150,14 @@ def wide(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def places(cells: pd.DataFrame) -> list[tuple[str, str]]:
-    """The partitions and keep ratios that there are, all of one partition together, in the order of the runs."""
+    """List the partitions and keep ratios that there are, all of one partition together, in the order of the runs."""
     found = list(dict.fromkeys(zip(cells["partition"], cells["keep"], strict=True)))
     partitions = list(dict.fromkeys(cells["partition"]))
     return sorted(found, key=lambda place: partitions.index(place[0]))
 
 
 def runs_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a run, from that or from one row a run and round.
+    """Make one row per run, from that or from one row per run and round.
 
     Without a column ``cuts``, nothing is known to be full-model training.
     """
@@ -166,7 +170,7 @@ def runs_of(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def methods(frame: pd.DataFrame) -> pd.Series[str]:
-    """Algorithm and variant in one word or two: what is compared."""
+    """Name algorithm and variant in one word or two: what is compared."""
     names: pd.Series[str] = (frame["algorithm"] + " " + frame["variant"]).str.strip()
     return names
 

@@ -17,8 +17,7 @@ from torch import nn
 
 from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.settings import flat
-from prism_bench.core.algorithm import dense_forward
-from prism_bench.core.network import Network, Weighted
+from prism_bench.core.network import Network, Weighted, dense_forward
 from prism_bench.data.dataset import Signature
 
 BATCH = 32

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from prism_bench.base.errors import BadInput
-from prism_bench.integrations.fedml.entry import start
+from prism_bench.cli.fedml import start
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ class Job(Settings):
     name: str | None = Field(None, description="of the experiment; by default the file's")
     description: str = ""
     seeds: int | list[int] | None = Field(None, description="in place of random_seed: how many, or which")
-    grid: dict[str, Any] = Field({}, description="what to compare: a list of values a setting")
+    grid: dict[str, Any] = Field({}, description="what to compare: a list of values per setting")
     patience: PositiveFloat = Field(120, description="seconds that processes of a cross-silo job wait for each other")
 
 
@@ -110,6 +110,8 @@ class Config:
             tree, origins = _tree(values, places, {k: v for k, v in ours.items() if k not in Job.model_fields}, job)
             with _in_their_words(origins):
                 experiment = Experiment.load(tree | {"name": job.name or path.stem, "description": job.description})
+            if experiment.execution.executor != "threads":
+                raise BadInput(f"{OURS}.execution.on: must be left out, as FedML is what brings clients their tasks.")
             config = cls(replace(experiment, origin=str(path)), values, backend, job.patience, rank=rank)
             return config._with_silos(path, places, role)
 

@@ -1,4 +1,4 @@
-"""FedML's cross-silo jobs over gRPC: a server process, and a client process a silo.
+"""FedML's cross-silo jobs over gRPC: a server process, and one client process per silo.
 
 FedML itself sends each silo its own payload where the parameters are a plain dict by silo number. What it lacks is an
 end for a job that can't go on: a silo that fails or disappears would leave all others waiting.
@@ -21,34 +21,35 @@ import grpc
 from fedml.core import ClientTrainer, ServerAggregator
 from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterManager
 from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
+from fedml.cross_silo.client.message_define import MyMessage
 from fedml.cross_silo.server.fedml_aggregator import FedMLAggregator
 from fedml.cross_silo.server.fedml_server_manager import FedMLServerManager
 from torch import nn
 
-from prism_bench.integrations.fedml.sides import Message, Server, Worker
+from prism_bench.integrations.fedml.data import EightTuple
+from prism_bench.integrations.fedml.sides import Message, Remote, Worker
 
 Address = tuple[str, int]
 
 
 class Aggregator(ServerAggregator):
-    """What FedML calls model parameters is a dict of messages here, one a silo."""
+    """What FedML calls model parameters is a dict of messages here, one per silo."""
 
-    def __init__(self, args: Any, server: Server) -> None:
+    def __init__(self, args: Any, executor: Remote) -> None:
         super().__init__(nn.Identity(), args)
-        self.server = server
+        self.executor = executor
 
     def get_model_params(self) -> dict[int, Message]:
-        return self.server.messages
+        return self.executor.messages()
 
     def set_model_params(self, model_parameters: Any) -> None:
         """FedML hands back what `aggregate` gave it."""
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[int, Message]]) -> dict[int, Message]:
-        self.server.close(upload for _, upload in raw_client_model_or_grad_list)
-        return self.server.messages
+        return self.executor.hand_in([upload for _, upload in raw_client_model_or_grad_list])
 
     def test(self, test_data: Any, device: Any, args: Any) -> None:
-        """Done already: a round is closed with its evaluation."""
+        """The suite's loop does."""
 
 
 class Trainer(ClientTrainer):
@@ -84,13 +85,13 @@ class PatientQueue(queue.Queue[Any]):
 
 
 class ServerManager(FedMLServerManager):
-    def __init__(self, args: Any, dataset: Any, server: Server) -> None:
+    def __init__(self, args: Any, dataset: EightTuple, executor: Remote) -> None:
+        self.executor = executor
         train_num, _, train, test, local_num, local_train, local_test, _ = dataset
         data = (train, test, train_num, local_train, local_test, local_num)
-        aggregator = FedMLAggregator(*data, server.workers, server.federation.device, args, Aggregator(args, server))
-        super().__init__(args, aggregator, None, 0, server.workers, "GRPC")
+        about = (executor.workers, executor.trainer.device, args, Aggregator(args, executor))
+        super().__init__(args, FedMLAggregator(*data, *about), None, 0, executor.workers, "GRPC")
         self.com_manager.grpc_servicer.message_q.__class__ = PatientQueue
-        self.server = server
         peers = {rank: address for rank, address in addresses(self.com_manager).items() if rank != 0}
         self.watch = Watch(peers, args.patience, self.lost)
 
@@ -107,11 +108,16 @@ class ServerManager(FedMLServerManager):
     def process_finished_status(self, client_status: Any, msg_params: Any) -> None:
         """FedML waits five seconds more, for messages that a job without its platform doesn't send."""
         self.client_finished_mapping[str(msg_params.get_sender_id())] = True
-        if len(self.client_finished_mapping) == self.server.workers:
+        if len(self.client_finished_mapping) == self.executor.workers:
+            self.finish()
+
+    def handle_message_receive_model_from_client(self, msg_params: Any) -> None:
+        super().handle_message_receive_model_from_client(msg_params)
+        if self.executor.failed:
             self.finish()
 
     def lost(self, rank: int, problem: str) -> None:
-        if self.server.done:
+        if self.executor.closed:
             self.finish()
         else:
             end(f"silo {rank} {problem}: the job can't go on.")
@@ -122,10 +128,13 @@ class ServerManager(FedMLServerManager):
 
 
 class ClientManager(ClientMasterManager):
-    def __init__(self, args: Any, dataset: Any, worker: Worker) -> None:
+    failed = False
+    """Never seen to be otherwise: a silo whose server's run has failed ends at once."""
+
+    def __init__(self, args: Any, dataset: EightTuple, worker: Worker) -> None:
         train_num, _, _, _, local_num, local_train, local_test, _ = dataset
         about = (nn.Identity(), train_num, local_num, local_train, local_test, Trainer(args, worker))
-        adapter = TrainerDistAdapter(args, worker.federation.device, args.rank, *about)
+        adapter = TrainerDistAdapter(args, worker.trainer.device, args.rank, *about)
         super().__init__(args, adapter, None, args.rank, args.worker_num, "GRPC")
         self.com_manager.grpc_servicer.message_q.__class__ = PatientQueue
         self.watch = Watch({0: addresses(self.com_manager)[0]}, args.patience, self.lost)
@@ -150,6 +159,11 @@ class ClientManager(ClientMasterManager):
     def handle_message_init(self, msg_params: Any) -> None:
         self.watch.seen.add(0)
         super().handle_message_init(msg_params)
+
+    def handle_message_receive_model_from_server(self, msg_params: Any) -> None:
+        if msg_params.get(MyMessage.MSG_ARG_KEY_MODEL_PARAMS).get("failed"):
+            end("the run has failed on the server: the job can't go on.")
+        super().handle_message_receive_model_from_server(msg_params)
 
     def lost(self, rank: int, problem: str) -> None:
         end(f"the server {problem}: the job can't go on.")

@@ -10,7 +10,6 @@ from work import Work
 from worker import Turns
 
 from prism_bench.engine.federation import Federation, split
-from prism_bench.engine.local import Schedule
 from prism_bench.engine.settings import Execution
 from prism_bench.engine.spec import Run
 
@@ -41,11 +40,7 @@ def work(settings: dict[str, Any], rounds: int) -> Work:
     one = federation(settings, 1)
     cohorts = [[client.number for client in one.cohort(round)] for round in range(rounds)]
     orders = [
-        [
-            np.concatenate(Schedule.plan(one.population[n], one.run.training, one.run.seed, round, n).batches)
-            for n in cohort
-        ]
-        for round, cohort in enumerate(cohorts)
+        [np.concatenate(one.trainer.schedule(round, n).batches) for n in cohort] for round, cohort in enumerate(cohorts)
     ]
     return Work(
         settings,

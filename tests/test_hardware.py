@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prism_bench.core.algorithm import Client
 from prism_bench.core.submodel import gather_stacked
+from prism_bench.core.threads import in_threads, workers
 from prism_bench.data.dataset import channels_last
-from prism_bench.engine import costs
-from prism_bench.engine import hardware as processor
+from prism_bench.engine import costs, hardware
 from prism_bench.engine.hardware import clients_at_once
 from prism_bench.engine.local import Schedule, train
+from prism_bench.engine.round import Task
 from prism_bench.engine.settings import Execution, Training
 from prism_bench.models.layers import FewChannels
 from prism_bench.models.lstm import Recurrence
@@ -40,7 +41,7 @@ def test_results_come_in_order_and_few_items_are_asked_for_ahead():
             asked.append(number)
             yield number
 
-    for done, result in enumerate(processor.in_threads(lambda number: -number, items(), 3)):
+    for done, result in enumerate(in_threads(lambda number: -number, items(), 3)):
         assert result == -done
         ahead.append(len(asked) - done)
     assert max(ahead) <= 4
@@ -48,7 +49,7 @@ def test_results_come_in_order_and_few_items_are_asked_for_ahead():
 
 def test_threads_are_shared_out(threads):
     threads(6)
-    seen = list(processor.in_threads(lambda _: torch.get_num_threads(), range(4), 2))
+    seen = list(in_threads(lambda _: torch.get_num_threads(), range(4), 2))
     assert seen == [3] * 4
     assert torch.get_num_threads() == 6
 
@@ -63,7 +64,7 @@ def test_an_error_stops_the_others_and_arrives():
         assert stop.wait(10), "the other one was not told"
 
     with pytest.raises(ValueError, match="number 0"):
-        list(processor.in_threads(work, range(2), 2, stop))
+        list(in_threads(work, range(2), 2, stop))
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "prism", "splitmix"])
@@ -73,7 +74,7 @@ def test_the_number_of_threads_changes_no_bit(algorithm, threads):
     for count in (1, 2, 3):
         threads(count)
         one = federation(algorithm, keep=(0.4, 0.2), sizes=(12, 5, 9, 12, 7), at_once=1)
-        assert one.workers == count
+        assert workers(one.device) == count
         losses = [one.round(round)["train_loss"] for round in range(2)]
         outcomes.append((losses, one.algorithm.state))
     for losses, state in outcomes[1:]:
@@ -86,23 +87,23 @@ def test_training_ends_at_once_when_it_is_no_longer_wanted():
     stop = threading.Event()
     stop.set()
     state = gather_stacked(one.algorithm.state, one.algorithm.layout, [{}])
-    one.train(0, [0], state, stop)
+    one.trainer.train(0, [Task(Client(0, 1.0), {})], state, stop)
     assert all(torch.equal(state[name][0], tensor) for name, tensor in one.algorithm.state.items())
 
 
 def short_of_memory(monkeypatch, one, fits):
     """Let training fail, half done, where more clients than fit are stacked; returns the sizes that were tried."""
-    tried, real = [], one.train
+    tried, real = [], one.trainer.train
 
-    def limited(round, clients, state, stop=None):
-        tried.append(len(clients))
-        if len(clients) > fits:
+    def limited(round, tasks, state, stop=None):
+        tried.append(len(tasks))
+        if len(tasks) > fits:
             for tensor in state.values():
                 tensor.add_(1)
             raise torch.OutOfMemoryError("no memory")
-        return real(round, clients, state, stop)
+        return real(round, tasks, state, stop)
 
-    monkeypatch.setattr(one, "train", limited)
+    monkeypatch.setattr(one.trainer, "train", limited)
     return tried
 
 
@@ -168,12 +169,13 @@ def test_no_step_of_an_epoch_waits_for_the_host(clients):
 def way(one, keep):
     """Which of its forwards a sub-model is trained with, as MACs of each and of what was taken."""
     [[selection]] = one.algorithm.select(0, [Client(0, keep)])
-    shapes = {n: one.algorithm.layout.shape(n, t.shape, selection) for n, t in one.algorithm.state.items()}
+    sizes = {axis: len(indices) for axis, indices in selection.items()}
+    shapes = {n: one.algorithm.layout.shape(n, t.shape, sizes) for n, t in one.algorithm.state.items()}
     about = (shapes, one.data.signature, one.run.training.batch)
-    each = [costs.measure(forward, *about).macs for forward in one.algorithm.equivalents()]
+    each = [costs.count(forward, *about).macs for forward in one.algorithm.equivalents()]
     stacked = {name: (1, *shape) for name, shape in shapes.items()}
-    forward = one.forward(shapes)
-    taken = costs.measure(lambda params, x: forward(params, x[None])[0], stacked, *about[1:]).macs
+    forward = one.trainer.forward(shapes)
+    taken = costs.count(lambda params, x: forward(params, x[None])[0], stacked, *about[1:]).macs
     return each, taken
 
 
@@ -257,7 +259,7 @@ def test_precision_is_part_of_the_run_and_changes_little():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_compiled_training_agrees():
     one, plain = (federation("prism", sizes=(12, 12), at_once=1) for _ in range(2))
-    one.execution = Execution(device="cpu", compile=True)
+    one.trainer.compile, one.execution = True, Execution(device="cpu", compile=True)
     mine, other = one.round(0), plain.round(0)
     assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
@@ -273,11 +275,11 @@ def test_the_allocator_is_told_once_and_never_against_the_environment(monkeypatc
     monkeypatch.setattr(ctypes, "CDLL", Library)
     for name in ("MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
-    processor.keep_memory()
+    hardware.keep_memory()
     assert dict(calls) == {-1: 2**31 - 1, -3: 2**30, -8: 1}
     calls.clear()
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
-    processor.keep_memory()
+    hardware.keep_memory()
     assert calls == []
 
 

@@ -8,8 +8,7 @@ import torch
 from shared import ALGORITHMS
 
 from prism_bench.core.capacity import Capacity
-from prism_bench.engine import federation as rounds
-from prism_bench.engine import hardware as processor
+from prism_bench.engine import hardware, local
 from prism_bench.engine.federation import Federation, split
 from prism_bench.engine.settings import Execution
 from prism_bench.engine.spec import Run
@@ -30,14 +29,14 @@ def recorded(algorithm, monkeypatch, seed=0):
     data = run.data.settings.load()
     partition = split(run, data)
     seen = []
-    plan = rounds.Local.plan
+    plan = local.Schedule.plan
 
     def spy(samples, training, seed, round, client):
-        local = plan(samples, training, seed, round, client)
-        seen.append((round, client, tuple(tuple(batch.tolist()) for batch in local.batches)))
-        return local
+        schedule = plan(samples, training, seed, round, client)
+        seen.append((round, client, tuple(tuple(batch.tolist()) for batch in schedule.batches)))
+        return schedule
 
-    monkeypatch.setattr(rounds.Local, "plan", spy)
+    monkeypatch.setattr(local.Schedule, "plan", spy)
     weights = {}
     initial = type(run.model.settings.build(data.signature)).initial
 
@@ -45,7 +44,7 @@ def recorded(algorithm, monkeypatch, seed=0):
         weights.update(initial(self, rng))
         return {name: tensor.clone() for name, tensor in weights.items()}
 
-    monkeypatch.setattr("prism_bench.models.network.Network.initial", note)
+    monkeypatch.setattr("prism_bench.core.network.Network.initial", note)
     one = Federation(run, data, partition, Execution(device="cpu"))
     cohorts = [one.cohort(round) for round in range(2)]
     list(one.rounds())
@@ -117,14 +116,14 @@ def test_evaluation_can_be_seldom_but_never_misses_the_last_round():
 
 def test_learning_rate_schedules():
     cosine = federation("fedavg", lr=1.0, rounds=4)
-    assert [cosine.learning_rate(r) for r in range(4)] == pytest.approx([1, 0.853553, 0.5, 0.146447], abs=1e-5)
-    assert federation("fedavg", lr=1.0, rounds=4, schedule="constant").learning_rate(3) == 1.0
+    assert [cosine.trainer.learning_rate(r) for r in range(4)] == pytest.approx([1, 0.853553, 0.5, 0.146447], abs=1e-5)
+    assert federation("fedavg", lr=1.0, rounds=4, schedule="constant").trainer.learning_rate(3) == 1.0
 
 
 def test_threads_are_few_where_operations_are_small():
     before = torch.get_num_threads()
     for wanted, macs, expected in (("auto", 1e6, 1), ("auto", 1e9, before), (3, 1e6, 3)):
-        with processor.threads(Execution(threads=wanted), macs):
+        with hardware.threads(Execution(threads=wanted), macs):
             assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == before
 
