@@ -1,4 +1,4 @@
-"""Label skew: one Dir(α) class distribution a client, the same number of samples each.
+"""Label skew: one Dir(α) class distribution per client, the same number of samples each.
 
 Clients' wishes seldom add up to what the data has. Serving them one after another would leave the last ones with
 whatever is left over; here all are served at once. A class that is asked for too much is cut for every client by
@@ -56,7 +56,7 @@ def _blocks(clients: int, size: int = 1 << 14) -> list[slice]:
 
 
 def _fit(wishes: np.ndarray, samples: int, supply: np.ndarray, rounds: int = 500) -> np.ndarray:
-    """One factor a class, for the wishes of all clients, with which no class is asked for beyond its supply."""
+    """One factor per class, for the wishes of all clients, with which no class is asked for beyond its supply."""
     factors = np.ones(len(supply), wishes.dtype)
     for _ in range(rounds):
         asked = sum(
@@ -78,7 +78,7 @@ def _expected(wishes: np.ndarray, factors: np.ndarray, samples: int) -> np.ndarr
 def _round(
     wishes: np.ndarray, factors: np.ndarray, samples: int, supply: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Whole numbers within one of the expected ones, with the same sums a client, no class above its supply."""
+    """Whole numbers within one of the expected ones, with the same sums per client, no class above its supply."""
     counts = np.empty(wishes.shape, np.min_scalar_type(samples))
     for block in _blocks(wishes.shape[1]):
         # Rounding the running sum from a random start keeps the client's sum and is right on average for every entry.
@@ -103,7 +103,7 @@ def _round(
 
 
 class Dirichlet(Partitioner):
-    """One Dir(α) class distribution a client, an equal number of samples each; small α: few classes a client."""
+    """One Dir(α) class distribution per client, an equal number of samples each; small α: few classes per client."""
 
     alpha: PositiveFloat
     samples: PositiveInt | None = None

@@ -1,4 +1,4 @@
-"""FEMNIST with nothing drawn: the first writers by name, ten neighbours a client.
+"""FEMNIST with nothing drawn: the first writers by name, ten neighbours per client.
 
 The paper's 100 clients have 10 of the first 1,000 writers each; which ones go together is our reading.
 """
@@ -25,7 +25,7 @@ def femnist(writers: Sequence[str], clients: int = 100, each: int = 10) -> Popul
 
 
 class FemnistWriters(Writers):
-    """All samples of k writers a client, the writers in the order of their names."""
+    """All samples of k writers per client, the writers in the order of their names."""
 
     def split(self, labels: np.ndarray, owners: Sequence[str] | None, rng: np.random.Generator) -> Population:
         return femnist(self.named(owners), self.clients, self.each)

@@ -16,7 +16,7 @@ from .iid import iid
 def imdb(
     labels: np.ndarray, rng: np.random.Generator, clients: int = 100, samples: int = 375, alpha: float | None = None
 ) -> Population:
-    """Give each client ``samples`` reviews: any, or with ``alpha`` in the proportions of one Dir(α) draw a client.
+    """Give each client ``samples`` reviews: any, or with ``alpha`` in the proportions of one Dir(α) draw per client.
 
     >>> labels = np.arange(37_500) % 2
     >>> imdb(labels, np.random.default_rng(0)).summary(labels).partition(", classes")[0]
@@ -31,7 +31,7 @@ def imdb(
 
 
 class ImdbReviews(Partitioner):
-    """375 reviews a client, as in the paper: iid, or with alpha one Dir(α) label distribution a client."""
+    """375 reviews per client, as in the paper: iid, or with alpha one Dir(α) label distribution per client."""
 
     samples: PositiveInt = 375
     alpha: PositiveFloat | None = None

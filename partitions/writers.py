@@ -33,7 +33,7 @@ def by_writer(writers: Sequence[str], clients: int, each: int, rng: np.random.Ge
 
 
 class Writers(Partitioner):
-    """All samples of k writers a client, for data that knows its writers."""
+    """All samples of k writers per client, for data that knows its writers."""
 
     each: PositiveInt = 10
 

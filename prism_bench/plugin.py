@@ -1,11 +1,12 @@
-"""All that an author of a plugin imports: of an algorithm, a model, a partition, a data set, a sampler, an executor or a
-tracker.
+"""All that an author of a plugin imports: of an algorithm, a model, a partition, a data set, a sampler, an executor, a
+view or a tracker.
 
     from prism_bench.plugin import Algorithm, Client, Selection, along, window
 
 CONTRIBUTING.md shows a plugin of each kind; `prism_bench.testing` tells whether one holds what the others hold.
 """
 
+from prism_bench.analysis.view import Picture, Rows, Table, View
 from prism_bench.base.errors import BadInput, BadPlugin, Diverged, nearest
 from prism_bench.base.settings import Settings
 from prism_bench.core.algorithm import (
@@ -43,7 +44,7 @@ from prism_bench.engine.round import Round, Task, Trained
 from prism_bench.engine.sampler import Known, Sampler
 from prism_bench.engine.settings import Execution
 from prism_bench.harness.callbacks import Callback
-from prism_bench.models.layers import BatchNorm2d, Conv2d, Dropout, LayerNorm, Linear, Norm, Table, recomputed
+from prism_bench.models.layers import BatchNorm2d, Conv2d, Dropout, Embedding, LayerNorm, Linear, Norm, recomputed
 from prism_bench.models.model import Model, require_images
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "Dims",
     "Diverged",
     "Dropout",
+    "Embedding",
     "Execution",
     "Executor",
     "Forward",
@@ -80,8 +82,10 @@ __all__ = [
     "OrthogonalParams",
     "OrthogonalSpace",
     "Partitioner",
+    "Picture",
     "Population",
     "Round",
+    "Rows",
     "Rule",
     "Sampler",
     "Selection",
@@ -96,6 +100,7 @@ __all__ = [
     "Table",
     "Task",
     "Trained",
+    "View",
     "Weighted",
     "along",
     "block",

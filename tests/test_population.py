@@ -1,4 +1,4 @@
-"""A large population: what is not active costs a partition's few bytes a sample, and no round anything."""
+"""A large population: what is not active costs a partition's few bytes per sample, and no round anything."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_partition_of_200_000_clients(split):
     partition, peak = traced(lambda: split(np.random.default_rng(0)))
     assert partition.sizes.tolist() == [5] * 200_000
     assert partition.order.nbytes + partition.starts.nbytes <= 6 * MILLION
-    assert peak <= 100 * MILLION, "at most 100 bytes a sample on the way"
+    assert peak <= 100 * MILLION, "at most 100 bytes per sample on the way"
     assert partition[7].dtype == np.int64, "what indexes a tensor"
     summary, peak = traced(lambda: partition.summary(LABELS))
     assert summary.startswith("200000 clients, samples 5, classes ")

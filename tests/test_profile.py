@@ -92,7 +92,8 @@ def test_the_command(file, here):
     assert "prism at 0.4" in progress
     frame = pd.read_csv(file / "new" / "p.csv")
     assert list(frame) == [
-        *(label for label in LABELS if label != "code"), "stage", "seconds", "share", "seconds_client", "seconds_sample", "clients", "samples",
+        *(label for label in LABELS if label != "code"), "stage", "seconds", "share", "seconds_client",
+        "seconds_sample", "clients", "samples",
         "train_gflops", "peak_gflops", "peak_share", "threads", "at_once", "device", "torch",
     ]  # fmt: skip
     assert frame["stage"].tolist() == STAGES

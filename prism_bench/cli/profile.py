@@ -43,7 +43,7 @@ def profile(
     """Show where a round's time goes: create, train, merge, refresh, evaluate, other; and how busy training is.
 
     Carries out a few real rounds of each run of the first seed; nothing is kept of them. Training is compared with what
-    a large matrix product reaches on the same threads and device, in floating-point operations a second.
+    a large matrix product reaches on the same threads and device, in floating-point operations per second.
 
     [bold]Examples[/bold]
 

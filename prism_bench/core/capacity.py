@@ -114,7 +114,7 @@ class Capacity(Settings):
         return counts
 
     def deal(self, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The number of one of the capacities a client."""
+        """The number of one of the capacities per client."""
         return rng.permutation(_numbers(self.counts(clients)))
 
     def deal_some(self, some: int, clients: int, rng: np.random.Generator) -> np.ndarray:

@@ -15,7 +15,7 @@ Out = TypeVar("Out")
 
 
 def workers(device: torch.device) -> int:
-    """How many items are worth being worked on side by side: one a thread on a CPU, else the device does one."""
+    """How many items are worth being worked on side by side: on a CPU one per thread, on any other device one."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 

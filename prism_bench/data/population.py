@@ -23,7 +23,7 @@ class Population:
 
     @classmethod
     def from_owners(cls, owners: np.ndarray, clients: int) -> Population:
-        """From one client number a sample; -1 leaves a sample out.
+        """From one client number per sample; -1 leaves a sample out.
 
         >>> Population.from_owners(np.array([1, 0, -1, 1]), clients=2)[1].tolist()
         [0, 3]
@@ -54,7 +54,7 @@ class Population:
         return flat.reshape(len(self), classes)
 
     def describe(self, labels: np.ndarray) -> pd.DataFrame:
-        """One row a client: samples, classes present, distance from the global class distribution.
+        """One row per client: samples, classes present, distance from the global class distribution.
 
         The distance is total variation: 0 for the same distribution, 1 for nothing in common.
         """

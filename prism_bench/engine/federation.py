@@ -86,7 +86,7 @@ class Federation:
 
     @property
     def step_macs(self) -> float:
-        """Of a client's local step, forward."""
+        """MACs of the forward pass of a client's local step."""
         return self.client_costs.macs * self.run.training.batch
 
     @property

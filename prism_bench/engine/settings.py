@@ -40,8 +40,8 @@ class Evaluation(Settings):
     probes: tuple[str, ...] = Field(
         (),
         description="more to record at each evaluation; views that record: rank (required kernels of every layer), "
-        "sampling (clients that held each kernel), parts (accuracy of sub-models), features (at the end: what the first "
-        "kernels see)",
+        "sampling (clients that held each kernel), parts (accuracy of sub-models), features (at the end: what the "
+        "first kernels see)",
     )
 
 

@@ -47,7 +47,7 @@ class Callback:
 
 
 class Callbacks:
-    """Several as one."""
+    """Several callbacks that are told of events together."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.callbacks = list(callbacks)

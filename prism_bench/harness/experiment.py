@@ -37,7 +37,7 @@ class About(Settings):
     description: str = Field("", description="one line for `prism-bench list`")
     shows: tuple[str, ...] = Field(("accuracy", "drops", "costs"), description="the views that it is about")
     reference: str = Field("", description="the result of the paper that it stands for")
-    values: str | None = Field(None, description="the paper's values: the name of a CSV in prism_bench/paper")
+    values: str | None = Field(None, description="the paper's values: the name of a CSV in prism_bench/harness/paper")
 
 
 class Scaled(Settings):

@@ -186,7 +186,7 @@ class _Worker:
     process: Any
     pipe: Connection
     number: int | None = None
-    """What it is doing."""
+    """The run that it is doing; None while it waits for one."""
 
 
 def side_by_side(

@@ -1,8 +1,8 @@
 """Results on disk, read back: an experiment's folder becomes frames, without a run being touched.
 
 A folder holds what `prism-bench run` left there: ``experiment.json`` says which runs belong to the experiment and how
-each is labelled; ``runs/`` has a folder a run; ``rounds.csv`` is the finished runs in long format, and stands in for
-``runs/`` where that is not there (run folders are not in git).
+each is labelled; ``runs/`` has one folder per run; ``rounds.csv`` is the finished runs in long format, and stands in
+for ``runs/`` where that is not there (run folders are not in git).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COSTS = ["parameters", "macs", "activation_bytes", "transfer_bytes"]
 
 
 def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
-    """One row a run: what it ended with, its best accuracy, its seconds in all and by stage and round, its costs."""
+    """One row per run: what it ended with, its best accuracy, its seconds in all and by stage and round, its costs."""
     rounds = with_text(rounds).sort_values("round", kind="stable", ignore_index=True)
     runs = rounds.groupby("run", sort=False)
     last = runs.last().assign(rounds=runs["round"].max(), best=runs["accuracy"].max(), seconds=runs["seconds"].sum())
@@ -102,7 +102,7 @@ class Results:
         return [run["label"] for run in self.about["runs"] if run["labels"]["run"] not in done]
 
     def runs(self) -> pd.DataFrame:
-        """One row a finished run, with the paper's values beside it where the experiment has any."""
+        """One row per finished run, with the paper's values beside it where the experiment has any."""
         if not self._has_folders:
             frame = summarise(self._csv("rounds"))
             paper = {run["labels"]["run"]: run.get("paper", {}) for run in self.about["runs"]}
@@ -116,7 +116,7 @@ class Results:
         return pd.DataFrame(rows, columns=None if rows else LABELS)
 
     def rounds(self) -> pd.DataFrame:
-        """One row a round of each finished run."""
+        """One row per round of each finished run."""
         if not self._has_folders:
             return with_text(self._csv("rounds"))
         frames = []

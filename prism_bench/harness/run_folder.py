@@ -1,8 +1,8 @@
 """A run's folder: settings, environment, rounds, checkpoint, done. Killed at any moment, it goes on where it was.
 
     settings.json                what the run is; its hash is in the folder's name
-    environment.json             what it ran on, one entry a start that differs
-    rounds.jsonl                 one line a round, appended
+    environment.json             what it ran on, one entry per start that differs
+    rounds.jsonl                 one line per round, appended
     checkpoint-ROUND-SUM.pt      the server after that round; the last two while it runs, the last one after
     log.txt                      what went wrong, if something did
     done.json                    only when done: what tables need, and the checksum of rounds.jsonl
@@ -88,7 +88,7 @@ class RunFolder:
         return settings
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The records of a finished run, one a round."""
+        """The records of a finished run, one per round."""
         done, file = self._done(), self.path / ROUNDS
         content = file.read_bytes() if file.exists() else b""
         if done is None or checksum(content) != done["checksum"]:

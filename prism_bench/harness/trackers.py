@@ -31,7 +31,7 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard(Callback):
-    """TensorBoard event files in FOLDER/tensorboard, one folder a run: `tensorboard --logdir FOLDER/tensorboard`."""
+    """TensorBoard event files in FOLDER/tensorboard, one folder per run: `tensorboard --logdir FOLDER/tensorboard`."""
 
     def __init__(self, folder: Path) -> None:
         try:

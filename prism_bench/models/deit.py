@@ -17,7 +17,7 @@ from prism_bench.base.files import checksum
 from prism_bench.core.axes import Axis, Dim, State
 from prism_bench.core.network import Network
 from prism_bench.data.dataset import Signature
-from prism_bench.models.layers import Conv2d, LayerNorm, Linear, Table
+from prism_bench.models.layers import Conv2d, Embedding, LayerNorm, Linear
 from prism_bench.models.model import Model, require_images
 
 
@@ -63,8 +63,8 @@ class VisionTransformer(Network):
         channels, height, columns = data.shape
         features = Axis("features", width, stream=True)
         self.patches = Conv2d(Axis("input", channels, "fixed"), features, patch, stride=patch, bias=True)
-        self.token = Table(1, features, std=0.02)
-        self.positions = Table(1 + (height // patch) * (columns // patch), features, std=0.02)
+        self.token = Embedding(1, features, std=0.02)
+        self.positions = Embedding(1 + (height // patch) * (columns // patch), features, std=0.02)
         self.blocks = nn.ModuleList(
             Block(features, Axis(f"block{n}.head", width // heads), heads, Axis(f"block{n}.mlp", 4 * width))
             for n in range(depth)

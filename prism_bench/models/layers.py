@@ -70,7 +70,7 @@ class BatchNorm2d(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == x.shape[1]:
-            # One value a channel is its own mean: only the shift is left.
+            # One value per channel is its own mean: only the shift is left.
             return (x - x) * self.weight[:, None, None] + self.bias[:, None, None]
         if FewChannels.suit(x):
             normalised: Tensor = FewChannels.apply(x, self.weight, self.bias)
@@ -146,7 +146,7 @@ def recomputed(module: nn.Module, x: Tensor) -> Tensor:
 
 
 class Recomputed(torch.autograd.Function):
-    """The module is called with the tensors that it had, as those it holds are others by the time of the backward."""
+    """Calls the module in the backward pass with the tensors of the forward pass: by then the module holds others."""
 
     @staticmethod
     def forward(ctx: Any, module: nn.Module, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class LayerNorm(Norm):
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, eps=1e-6)
 
 
-class Table(Layer):
+class Embedding(Layer):
     """One vector of features for each of ``rows`` things: words of a vocabulary, positions in an image."""
 
     weight: Tensor

@@ -13,7 +13,7 @@ from prism_bench.base.errors import BadInput
 from prism_bench.core.axes import Axis, Dim
 from prism_bench.core.network import Network
 from prism_bench.data.dataset import Signature
-from prism_bench.models.layers import Linear, Table
+from prism_bench.models.layers import Embedding, Linear
 from prism_bench.models.model import Model
 
 
@@ -134,7 +134,7 @@ class LSTMClassifier(Network):
         if data.vocabulary is None:
             raise BadInput("model.name: 'lstm' reads words, but this data set is images; try 'cnn' or 'resnet18'.")
         words, states = Axis("embedding", embedding), Axis("hidden", hidden)
-        self.embedding = Table(data.vocabulary, words, std=1.0)
+        self.embedding = Embedding(data.vocabulary, words, std=1.0)
         self.stack = nn.ModuleList(LSTMLayer(words if number == 0 else states, states) for number in range(layers))
         self.classifier = Linear(states, Axis("classes", data.classes, "fixed"))
         self.paper_layers = tuple(f"stack.{n}.{part}" for n in range(layers) for part in ("input", "recurrent"))

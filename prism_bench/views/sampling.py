@@ -36,7 +36,7 @@ def draw(probe: pd.DataFrame) -> Figure:
     """Draw how many clients hold each principal kernel in a round, in the mean: large singular values first."""
     probe = probed(probe, "sampling")
     probe = probe.assign(kernels=probe.groupby(["model", "layer"], sort=False)["kernel"].transform("max") + 1)
-    return by_layer(probe, "kernel", "clients", "principal kernel, by falling σ", "clients a round")
+    return by_layer(probe, "kernel", "clients", "principal kernel, by falling σ", "clients per round")
 
 
 VIEW = View(

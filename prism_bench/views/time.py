@@ -65,7 +65,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         panel.text(101, number, f"{whole:.3g} s", va="center", fontsize=8)
     panel.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     panel.set_ylim(len(bars) - 0.4, -0.6)
-    panel.set(xlim=(0, 108), xlabel="share of a round of training, % (right: seconds a round)")
+    panel.set(xlim=(0, 108), xlabel="share of a round of training, % (right: seconds per round)")
     panel.set_xticks(range(0, 101, 20))
     panel.grid(visible=False, axis="y")
     add_legend(figure, [panel])
