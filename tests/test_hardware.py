@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from prism_bench.base.errors import BadInput
 from prism_bench.core.algorithm import Client
 from prism_bench.core.submodel import gather_stacked
 from prism_bench.core.threads import in_threads, workers
@@ -287,3 +288,32 @@ def test_on_a_cpu_clients_are_stacked_where_they_fit_into_the_caches():
     cpu = torch.device("cpu")
     assert clients_at_once(Execution(), cpu, client_bytes=1e6) == 8
     assert clients_at_once(Execution(), cpu, client_bytes=3e6) == 1
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_one_gpu_of_several_can_be_named():
+    assert hardware.choose_device("cuda:1") == torch.device("cuda:1")
+    assert hardware.choose_device("auto") == torch.device("cuda")
+    with pytest.raises(BadInput, match=r"device: 'cuda:2' is not available on this machine. Available: cuda:0, cuda:1"):
+        hardware.choose_device("cuda:2")
+    assert Execution(device="cuda:1").device == "cuda:1"
+    for wrong in ("cuda:", "gpu", "cuda:-1", "cuda:one"):
+        with pytest.raises(ValueError, match="must be auto, cpu, cuda, cuda:0"):
+            Execution(device=wrong)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_jobs_take_the_visible_gpus_in_turn_unless_one_was_named():
+    assert [hardware.pinned("auto", job) for job in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [hardware.pinned("cuda", job) for job in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [hardware.pinned(device, 1) for device in ("cuda:0", "cpu")] == ["cuda:0", "cpu"]
+
+
+def test_without_a_gpu_jobs_stay_where_they_are():
+    assert [hardware.pinned("auto", job) for job in range(2)] == ["auto", "auto"]

@@ -18,13 +18,15 @@ def parse_overrides(texts: list[str], device: str = "auto") -> dict[str, Any]:
     """What --set and --device change of an experiment."""
     import yaml
 
+    from prism_bench.base.yaml_text import parse
+
     overrides = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise BadInput(f"--set {text}: needs KEY=VALUE, such as training.rounds=5.")
         try:
-            overrides[key] = yaml.safe_load(value)
+            overrides[key] = parse(value)
         except yaml.YAMLError:
             raise BadInput(f"--set {text}: the value is not valid YAML.") from None
     return overrides if device == "auto" else overrides | {"execution.device": device}

@@ -34,9 +34,12 @@ class Executor(ABC):
     Params: ClassVar[type[Settings]] = Settings
     """Its own settings: what stands beside the name in ``execution.on``."""
 
+    elsewhere: ClassVar[bool] = False
+    """Whether it starts processes that must find the classes that a run is made of."""
+
     def __init__(self, trainer: LocalTrainer, execution: Execution, at_once: int, params: Any = None) -> None:
         self.trainer, self.execution, self.at_once = trainer, execution, at_once
-        self.params = self.Params() if params is None else params
+        self.params: Any = self.Params() if params is None else params
 
     @classmethod
     def settings(cls, execution: Execution) -> Any:

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.settings import Settings, flat, validate
+from prism_bench.base.yaml_text import parse
 from prism_bench.core.algorithm import Algorithm
 from prism_bench.engine.settings import Execution
 from prism_bench.engine.spec import PLUGINS, SECTIONS, Plugin, Run, fields_of
@@ -254,27 +255,12 @@ def read_tree(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, An
             raise BadInput(f"{source}: can't be read: {error}") from None
     origin = f"{source}.yaml" if source in known() else str(source)
     try:
-        tree = yaml.load(text, Loader=_UniqueKeys)
+        tree = parse(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise BadInput(f"{origin}: is not valid YAML: {error}") from None
     if not isinstance(tree, dict):
         raise BadInput(f"{origin}: needs settings such as 'algorithm: prism' (got {type(tree).__name__}).")
     return origin, tree
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """A key that is given twice is a typo, not a choice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:bool":
-                key_node.tag = "tag:yaml.org,2002:str"  # `on` is the name of a setting, not a yes
-            key = str(key_node.value)
-            if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def _seeds(value: Any) -> list[int]:

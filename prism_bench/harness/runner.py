@@ -62,14 +62,12 @@ def carry_out(
     if out is None:
         with TemporaryDirectory(prefix="prism_bench-") as name:
             return carry_out(experiment, Path(name), jobs=jobs, callbacks=callbacks, executor=executor)
-    if jobs > 1:
-        _check_elsewhere(experiment.runs)
     tell = Callbacks(callbacks).tell
     shelf = Shelf(tell)
     with blaming(experiment.origin):
         check_runs(experiment.runs, shelf)
         device = choose_device(experiment.execution.device)
-        registry.load("executors", experiment.execution.executor, "execution.on").settings(experiment.execution)
+        _check_execution(experiment, jobs)
     folders = [RunFolder.of(out, run.identity, shelf.digest(run), run.code()) for run in experiment.runs]
     for folder in folders:
         folder.verify()
@@ -147,16 +145,21 @@ def _forget(folders: Sequence[RunFolder]) -> None:
             raise BadInput(f"--fresh: another process is at {folder.path}; stop it, or leave out --fresh.") from None
 
 
-def _check_elsewhere(runs: Sequence[Run]) -> None:
-    """BadInput where another process could not find a class: one that was typed into a notebook or a shell."""
+def _check_execution(experiment: Experiment, jobs: int) -> None:
+    """BadInput where the runs can't be carried out in the way that is asked for."""
+    name = experiment.execution.executor
+    kind = registry.load("executors", name, "execution.on")
+    kind.settings(experiment.execution)
+    if jobs > 1 and kind.elsewhere:
+        raise BadInput(f"execution.on: '{name}' starts processes of its own for each run; use --jobs 1 with it.")
+    # A class that was typed into a notebook or a shell is in no file that another process could import.
     typed = not hasattr(sys.modules["__main__"], "__file__")
-    for run in runs:
-        for section in PLUGINS:
-            kind = getattr(run, section).kind
-            if typed and kind.__module__ == "__main__":
-                raise BadInput(
-                    f"jobs: {kind.__name__} is defined here and nowhere else; use jobs=1, or put it into a file."
-                )
+    for plugin in (getattr(run, section).kind for run in experiment.runs for section in PLUGINS):
+        if typed and plugin.__module__ == "__main__" and (jobs > 1 or kind.elsewhere):
+            raise BadInput(
+                f"{plugin.__name__} is defined here and nowhere else, so other processes can't find it; use one job "
+                "and execution.on: threads, or put it into a file."
+            )
 
 
 def export(results: Results) -> pd.DataFrame:
