@@ -112,7 +112,7 @@ def test_the_command(file, here):
         (["mine.yaml", "--rounds", "0"], "--rounds"),
         (["mine.yaml", "--out", "."], "--out .: is a folder; a file such as profile.csv is needed."),
         (["mine.yaml", "--trace", "mine.yaml/x"], "--trace mine.yaml: mine.yaml is not a folder"),
-        (["mine.yaml", "--device", "tpu"], "execution.device: Input should be 'auto', 'cpu', 'cuda' or 'mps'"),
+        (["mine.yaml", "--device", "tpu"], "execution.device: must be auto, cpu, cuda, cuda:0"),
         (["mine.yaml", "--size", "paper"], "--size paper: this experiment has one size only"),
     ],
 )  # fmt: skip
