@@ -257,6 +257,9 @@ def test_finished_runs_of_other_code_count_once_they_are_accepted(tmp_path, monk
     assert heard == [("0" * 8, 1), False], "it is offered, and not taken unasked"
     with pytest.raises(BadInput, match=r"--accept 12345678: .* has no finished run of it"):
         carry_out(experiment(), tmp_path, accept=["12345678"])
+    assert carry_out(experiment(), tmp_path / "none", accept=["all"]).rounds["code"].nunique() == 1, "none to accept"
+    shutil.rmtree(next((tmp_path / "runs").glob(f"{experiment().runs[0].identity}-*")))
+    assert carry_out(experiment(), tmp_path, accept=["all"]).rounds["code"].unique().tolist() == ["0" * 8]
     other = experiment(training={**TREE["training"], "lr": 0.01})
     assert carry_out(other, tmp_path, accept=["0" * 8]).rounds["code"].unique().tolist() != ["0" * 8], "other settings"
     code, _, printed = here("run", "--fresh", "--accept", "abc")

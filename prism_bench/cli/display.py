@@ -67,7 +67,7 @@ class Display(Callback):
     def other_code(self, code: str, runs: int) -> None:
         which = "run was" if runs == 1 else "runs were"
         self.console.print(
-            f"{runs} {which} finished by other code ({code}); to count them as done: --accept {code}",
+            f"{runs} {which} finished by other code ({code}); to count as done: --accept {code}, or --accept all",
             style="dim", highlight=False, soft_wrap=True,
         )  # fmt: skip
 

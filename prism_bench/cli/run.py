@@ -51,7 +51,7 @@ def run(
         typer.Option(
             metavar="CODE",
             help="Count finished runs of that code as done, too, where their settings and data are equal; again for "
-            "more. A start says which codes there are, and tables say which made which row.",
+            "more, or [bold]all[/bold]. A start says which codes there are, and tables say which made which row.",
         ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,

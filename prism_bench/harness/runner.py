@@ -33,6 +33,9 @@ from prism_bench.harness.jobs import Shelf, Tell, one_by_one, side_by_side
 from prism_bench.harness.results import MANIFEST, Results
 from prism_bench.harness.run_folder import Busy, RunFolder
 
+ANY_CODE = "all"
+"""Accepts finished runs whatever their code."""
+
 
 @dataclass
 class Outcome:
@@ -55,7 +58,8 @@ def carry_out(
 ) -> Outcome:
     """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None.
 
-    Finished runs of other code count as done where ``accept`` names that code and their settings and data are equal.
+    Finished runs of other code count as done where ``accept`` names that code, or is ``all``, and their settings and
+    data are equal.
 
     ``executor`` makes what trains the clients of each run, in place of what ``execution.on`` names.
     """
@@ -102,13 +106,13 @@ def carry_out(
 def _accepted(runs: Sequence[Run], folders: Sequence[RunFolder], accept: Sequence[str], tell: Tell) -> list[RunFolder]:
     """The runs' folders; where one is not finished, that of accepted code. Says what else could be accepted."""
     chosen, offered = [], Counter[str]()
-    earlier = _finished(folders[0].path.parent)
+    place = folders[0].path.parent
+    earlier = _finished(place)
+    there = sorted({code for codes in earlier.values() for code in codes})
+    accept = there if ANY_CODE in accept else accept
     for code in accept:
-        if not any(code in codes for codes in earlier.values()):
-            there = sorted({other for codes in earlier.values() for other in codes})
-            raise BadInput(
-                f"--accept {code}: {folders[0].path.parent} has no finished run of it. {nearest(code, there)}"
-            )
+        if code not in there:
+            raise BadInput(f"--accept {code}: {place} has no finished run of it. {nearest(code, [*there, ANY_CODE])}")
     for run, folder in zip(runs, folders, strict=True):
         codes = {} if folder.summary() is not None else earlier.get((run.identity, folder.parts[1]), {})
         chosen.append(next((codes[code] for code in accept if code in codes), folder))
