@@ -42,7 +42,7 @@ from prism_bench.engine.executors import Executor
 from prism_bench.engine.local import LocalTrainer
 from prism_bench.engine.round import Round, Task, Trained
 from prism_bench.engine.sampler import Known, Sampler
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.harness.callbacks import Callback
 from prism_bench.models.layers import BatchNorm2d, Conv2d, Dropout, Embedding, LayerNorm, Linear, Norm, recomputed
 from prism_bench.models.model import Model, require_images

@@ -18,7 +18,7 @@ from prism_bench.core.submodel import gather
 from prism_bench.data.dataset import Signature
 from prism_bench.engine import costs
 from prism_bench.engine.federation import Federation, split
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 from prism_bench.models.cnn import FemnistCNN
 from prism_bench.models.resnet import ResNet18

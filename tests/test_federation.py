@@ -10,7 +10,7 @@ from shared import ALGORITHMS
 from prism_bench.core.capacity import Capacity
 from prism_bench.engine import hardware, local
 from prism_bench.engine.federation import Federation, split
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 from prism_bench.testing import federation
 

@@ -20,7 +20,7 @@ from prism_bench.engine import costs, hardware
 from prism_bench.engine.hardware import clients_at_once
 from prism_bench.engine.local import Schedule, train
 from prism_bench.engine.round import Task
-from prism_bench.engine.settings import Execution, Training
+from prism_bench.engine.sections import Execution, Training
 from prism_bench.models.layers import FewChannels
 from prism_bench.models.lstm import Recurrence
 from prism_bench.testing import federation, tiny_data

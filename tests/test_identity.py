@@ -36,7 +36,7 @@ from pathlib import Path
 root = Path(sys.argv[1])
 from prism_bench.engine import identity
 from prism_bench.engine.federation import Federation, split
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 
 trees = json.loads(sys.stdin.read())

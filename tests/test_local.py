@@ -13,7 +13,7 @@ from prism_bench.core.submodel import gather_stacked
 from prism_bench.data.dataset import CROP_PADDING, Dataset, Split, flip_and_crop
 from prism_bench.engine.evaluate import evaluate
 from prism_bench.engine.local import Schedule, train
-from prism_bench.engine.settings import Training
+from prism_bench.engine.sections import Training
 from prism_bench.testing import federation, tiny_data
 
 

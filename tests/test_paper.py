@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from prism_bench.base.errors import BadInput
-from prism_bench.engine.settings import Training
+from prism_bench.engine.sections import Training
 from prism_bench.harness import paper
 from prism_bench.harness.experiment import Experiment, known
 from prism_bench.harness.results import Results

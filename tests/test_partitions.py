@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from prism_bench.analysis.report.population import draw
+from prism_bench.analysis.report.partition_picture import draw
 from prism_bench.base.errors import BadInput
 from prism_bench.data.population import Population
 from prism_bench.partitions.dirichlet import Dirichlet, dirichlet

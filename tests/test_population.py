@@ -11,7 +11,7 @@ import pytest
 from prism_bench.core.capacity import Capacity
 from prism_bench.data.population import Population
 from prism_bench.engine.federation import Federation
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 from prism_bench.partitions.dirichlet import dirichlet
 from prism_bench.partitions.iid import iid

@@ -22,7 +22,7 @@ import torch
 
 from prism_bench.base import files, registry
 from prism_bench.base.errors import BadInput
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.harness import run_folder as store
 from prism_bench.harness.callbacks import Callback
 from prism_bench.harness.experiment import Experiment

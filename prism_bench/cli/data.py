@@ -140,7 +140,7 @@ def partition(
     """
     from rich.table import Table
 
-    from prism_bench.analysis.report.population import draw
+    from prism_bench.analysis.report.partition_picture import draw
     from prism_bench.engine.federation import split
     from prism_bench.harness.experiment import Experiment, blaming
 

@@ -57,7 +57,7 @@ def _explain(name: str) -> None:
 
     from prism_bench.base import registry
     from prism_bench.base.errors import nearest
-    from prism_bench.engine.settings import Execution
+    from prism_bench.engine.sections import Execution
     from prism_bench.engine.spec import SECTIONS
 
     found: dict[str, Any] = {**SECTIONS, "execution": Execution}

@@ -18,7 +18,7 @@ from prism_bench.core.axes import State
 from prism_bench.core.threads import in_threads, workers
 from prism_bench.engine.local import LocalTrainer
 from prism_bench.engine.round import Round, Task, Trained
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 
 MakeExecutor = Callable[[LocalTrainer, Execution, int], "Executor"]
 """Makes a run's executor of what trains a client, how the run is carried out, and how many clients fit in one pass."""

@@ -28,7 +28,7 @@ from prism_bench.engine.hardware import Stopwatch, choose_device, clients_at_onc
 from prism_bench.engine.local import LocalTrainer, clients_side, overrides
 from prism_bench.engine.round import Round, Task
 from prism_bench.engine.sampler import Known
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run, check_class
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 from prism_bench.base.errors import BadInput
 from prism_bench.core.algorithm import Forward
 from prism_bench.core.axes import State
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.stages import STAGES
 
 SMALL_STEP = 3e7

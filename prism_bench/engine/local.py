@@ -31,7 +31,7 @@ from prism_bench.data.population import Population
 from prism_bench.engine import costs
 from prism_bench.engine.hardware import arithmetic, compute
 from prism_bench.engine.round import Task, Trained
-from prism_bench.engine.settings import Training
+from prism_bench.engine.sections import Training
 from prism_bench.engine.spec import Run
 
 

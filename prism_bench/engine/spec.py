@@ -13,7 +13,7 @@ from prism_bench.base.settings import Settings, identity, validate
 from prism_bench.core.algorithm import Algorithm
 from prism_bench.core.capacity import Capacity
 from prism_bench.engine import identity as codes
-from prism_bench.engine.settings import Evaluation, Training
+from prism_bench.engine.sections import Evaluation, Training
 
 PLUGINS: Mapping[str, registry.Group] = {
     "data": "datasets",

@@ -21,7 +21,7 @@ from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.settings import Settings, flat, validate
 from prism_bench.base.yaml_text import parse
 from prism_bench.core.algorithm import Algorithm
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import PLUGINS, SECTIONS, Plugin, Run, fields_of
 from prism_bench.harness import paper
 

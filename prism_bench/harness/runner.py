@@ -24,7 +24,7 @@ from prism_bench.core.seeds import stream
 from prism_bench.engine.executors import MakeExecutor
 from prism_bench.engine.federation import Federation
 from prism_bench.engine.hardware import choose_device
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import PLUGINS, Run, check_class, recording
 from prism_bench.harness import paper
 from prism_bench.harness.callbacks import Callback, Callbacks

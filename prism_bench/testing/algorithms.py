@@ -25,7 +25,7 @@ from prism_bench.core.submodel import gather, gather_stacked
 from prism_bench.engine import costs
 from prism_bench.engine.federation import Federation
 from prism_bench.engine.local import Schedule, overrides, train
-from prism_bench.engine.settings import Training
+from prism_bench.engine.sections import Training
 from prism_bench.engine.spec import Plugin, check_class
 from prism_bench.testing.tiny import (
     KEEPS,

@@ -17,7 +17,7 @@ from prism_bench.engine.executors import MakeExecutor
 from prism_bench.engine.federation import Federation
 from prism_bench.engine.local import LocalTrainer
 from prism_bench.engine.round import Round, Trained
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Plugin, Run
 
 Check = Callable[..., None]

@@ -28,7 +28,7 @@ import torch
 from prism_bench.base import registry
 from prism_bench.engine.federation import Federation, split
 from prism_bench.engine.hardware import keep_memory
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 
 keep_memory()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prism_bench.engine.federation import Federation, split
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 from prism_bench.partitions.dirichlet import dirichlet
 from prism_bench.partitions.iid import iid

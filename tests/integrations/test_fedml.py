@@ -26,7 +26,7 @@ from prism_bench.base import registry
 from prism_bench.base.files import read_tensors
 from prism_bench.engine import costs
 from prism_bench.engine.federation import Federation, split
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 from prism_bench.harness.runner import carry_out
 from prism_bench.integrations.fedml import Config

@@ -18,7 +18,7 @@ from prism_bench.base import registry
 from prism_bench.base.errors import BadInput
 from prism_bench.data.population import Population
 from prism_bench.engine.federation import Federation
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 from prism_bench.integrations.fedml import Config, from_fedml, run, to_fedml
 from prism_bench.integrations.fedml.config import SETTINGS

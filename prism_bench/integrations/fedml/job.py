@@ -18,7 +18,7 @@ from prism_bench.base.errors import BadInput, BadPlugin
 from prism_bench.core.algorithm import Algorithm
 from prism_bench.engine.hardware import choose_device
 from prism_bench.engine.local import LocalTrainer
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 from prism_bench.harness.callbacks import Callback
 from prism_bench.harness.experiment import blaming

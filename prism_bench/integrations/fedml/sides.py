@@ -25,7 +25,7 @@ from prism_bench.engine.executors import Executor
 from prism_bench.engine.hardware import threads
 from prism_bench.engine.local import LocalTrainer
 from prism_bench.engine.round import Round, Task, Trained
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 
 Message = dict[str, Any]
 

@@ -9,7 +9,7 @@ from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 from torch import nn
 
 from prism_bench.engine.local import LocalTrainer
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.integrations.fedml.data import EightTuple
 from prism_bench.integrations.fedml.sides import FedMLExecutor, Message, Worker, carry
 

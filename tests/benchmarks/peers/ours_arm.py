@@ -10,7 +10,7 @@ from work import Work
 from worker import Turns
 
 from prism_bench.engine.federation import Federation, split
-from prism_bench.engine.settings import Execution
+from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import Run
 
 
