@@ -191,7 +191,7 @@ def test_two_pictures_of_one_name_are_an_error_that_names_both(install):
 
 def test_a_view_that_records_nothing_is_no_probe():
     with pytest.raises(BadInput, match=r"the view 'accuracy' records nothing\. Known: features, parts, rank, sampling"):
-        _ = Experiment.load(TREE | {"evaluation": {"probes": ["accuracy"]}}).runs[0].code
+        Experiment.load(TREE | {"shows": ["accuracy"], "evaluation": {"probes": ["accuracy"]}})
 
 
 def test_no_view_brings_torch():
@@ -199,3 +199,8 @@ def test_no_view_brings_torch():
     code += f"assert list(every_view()) == {BUILT_IN}\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_experiment_that_shows_a_view_that_is_not_there_is_an_error():
+    with pytest.raises(BadInput, match=r"shows: there is no view called 'acuracy'. Did you mean 'accuracy'"):
+        Experiment.load("quickstart", {"shows": ["acuracy"]})

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.settings import Settings, flat, validate
 from prism_bench.base.yaml_text import parse
@@ -39,6 +40,14 @@ class About(Settings):
     shows: tuple[str, ...] = Field(("accuracy", "drops", "costs"), description="the views that it is about")
     reference: str = Field("", description="the result of the paper that it stands for")
     values: str | None = Field(None, description="the paper's values: the name of a CSV in prism_bench/harness/paper")
+
+    @field_validator("shows")
+    @classmethod
+    def _known_views(cls, shows: tuple[str, ...]) -> tuple[str, ...]:
+        for name in shows:
+            if name not in registry.find("views"):
+                raise ValueError(f"there is no view called '{name}'. {nearest(name, registry.find('views'))}")
+        return shows
 
 
 class Scaled(Settings):
