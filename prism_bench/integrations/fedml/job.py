@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -161,6 +162,7 @@ def end(backend: Backend, problem: BaseException) -> int:
     if backend == "MPI":
         from mpi4py import MPI
 
+        time.sleep(1)  # mpiexec drops what it has not passed on yet when a rank aborts: the error would be lost
         MPI.COMM_WORLD.Abort(code)
     # Threads of FedML's may still wait for messages. The others see that this process is gone.
     os._exit(code)
