@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, nearest
@@ -60,6 +60,9 @@ class Picture:
     """Whether it has few enough points to be put on the page as SVG."""
 
 
+Part = TypeVar("Part", Table, Picture)
+
+
 @dataclass(frozen=True)
 class View:
     """A view plugin: everything that one way to look at results needs, in one object."""
@@ -103,11 +106,7 @@ def tables() -> dict[str, Table]:
 
 def table_called(name: str, where: str) -> Table:
     """Find the table of the view of that name; BadInput where there is none."""
-    known = tables()
-    if name not in known:
-        _blame(name)
-        raise BadInput(f"{where}: there is no such table. {nearest(name, known)}")
-    return known[name]
+    return _called(name, tables(), f"{where}: there is no such table.")
 
 
 def tables_of(about: Mapping[str, Any]) -> list[Table]:
@@ -143,10 +142,13 @@ def pictures() -> dict[str, Picture]:
 
 def picture_called(name: str, where: str) -> Picture:
     """Find the picture of that name; BadInput where there is none."""
-    known = pictures()
+    return _called(name, pictures(), f"{where}: there is no such picture.")
+
+
+def _called(name: str, known: Mapping[str, Part], problem: str) -> Part:
     if name not in known:
         _blame(name)
-        raise BadInput(f"{where}: there is no such picture. {nearest(name, known)}")
+        raise BadInput(f"{problem} {nearest(name, known)}")
     return known[name]
 
 

@@ -9,8 +9,8 @@ import copy
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import overload
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, overload
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -199,26 +199,24 @@ def dense_forward(network: Network, params: State, x: Tensor) -> Tensor:
     return logits
 
 
-@contextmanager
-def evaluating() -> Iterator[None]:
+def evaluating() -> AbstractContextManager[None]:
     """Networks that this thread calls meanwhile are in evaluation mode."""
-    before = getattr(_thread, "evaluating", False)
-    _thread.evaluating = True
-    try:
-        yield
-    finally:
-        _thread.evaluating = before
+    return _meanwhile("evaluating", True)
+
+
+def noise_from(generator: torch.Generator) -> AbstractContextManager[None]:
+    """Noise that this thread's networks draw meanwhile comes from the given generator, and so from the run's seed."""
+    return _meanwhile("noise", generator)
 
 
 @contextmanager
-def noise_from(generator: torch.Generator) -> Iterator[None]:
-    """Noise that this thread's networks draw meanwhile comes from the given generator, and so from the run's seed."""
-    before = getattr(_thread, "noise", None)
-    _thread.noise = generator
+def _meanwhile(name: str, value: Any) -> Iterator[None]:
+    before = getattr(_thread, name, None)
+    setattr(_thread, name, value)
     try:
         yield
     finally:
-        _thread.noise = before
+        setattr(_thread, name, before)
 
 
 class Noisy(nn.Module):

@@ -44,6 +44,11 @@ def pinned(wanted: str, job: int) -> str:
     return f"cuda:{job % gpus}" if gpus else wanted
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def clients_at_once(execution: Execution, device: torch.device, client_bytes: float) -> int:
     """How many clients train in one pass, where each takes so many bytes.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +17,7 @@ from prism_bench.base.settings import Settings
 from prism_bench.core.algorithm import Client
 from prism_bench.core.axes import State
 from prism_bench.engine.executors import Executor
-from prism_bench.engine.hardware import keep_memory
+from prism_bench.engine.hardware import cores, keep_memory
 from prism_bench.engine.local import LocalTrainer
 from prism_bench.engine.round import Round, Task, Trained
 
@@ -50,7 +49,7 @@ class Processes(Executor):
         lost, done = 0, 0
         while done < len(groups):
             try:
-                # No more are gathered ahead than there are workers to train them.
+                # No more than two groups per worker are gathered ahead.
                 for place in range(done, min(len(groups), done + 2 * self.workers)):
                     if place not in under_way:
                         under_way[place] = self.send(round, groups[place])
@@ -73,8 +72,7 @@ class Processes(Executor):
 
     @property
     def workers(self) -> int:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cores if self.params.workers == "auto" else int(self.params.workers)
+        return cores() if self.params.workers == "auto" else int(self.params.workers)
 
     def send(self, round: Round, tasks: Sequence[Task]) -> Future[Any]:
         """Have a group of tasks trained by whichever worker is free."""

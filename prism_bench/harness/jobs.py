@@ -25,7 +25,7 @@ from prism_bench.data.dataset import Dataset
 from prism_bench.data.population import Population
 from prism_bench.engine.executors import MakeExecutor
 from prism_bench.engine.federation import Federation, split
-from prism_bench.engine.hardware import pinned, threads
+from prism_bench.engine.hardware import cores, pinned, threads
 from prism_bench.engine.spec import Run
 from prism_bench.harness.experiment import Experiment
 from prism_bench.harness.results import summarise
@@ -285,8 +285,7 @@ def _hear(worker: _Worker, experiment: Experiment, tell: Tell) -> End | None:
 
 def _serve(pipe: Connection, experiment: Experiment, jobs: int, executor: MakeExecutor | None) -> None:
     """A worker's life: do the runs that come through the pipe until it is closed."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // jobs))
+    torch.set_num_threads(max(1, cores() // jobs))
 
     def tell(event: str, *arguments: Any) -> None:
         if event == "run_started":

@@ -105,6 +105,9 @@ def carry_out(
 
 def _accepted(runs: Sequence[Run], folders: Sequence[RunFolder], accept: Sequence[str], tell: Tell) -> list[RunFolder]:
     """The runs' folders; where one is not finished, that of accepted code. Says what else could be accepted."""
+    unfinished = [folder.summary() is None for folder in folders]
+    if not accept and not any(unfinished):
+        return list(folders)  # nothing to look for: a folder may hold hundreds of runs
     chosen, offered = [], Counter[str]()
     place = folders[0].path.parent
     earlier = _finished(place)
@@ -113,8 +116,8 @@ def _accepted(runs: Sequence[Run], folders: Sequence[RunFolder], accept: Sequenc
     for code in accept:
         if code not in there:
             raise BadInput(f"--accept {code}: {place} has no finished run of it. {nearest(code, [*there, ANY_CODE])}")
-    for run, folder in zip(runs, folders, strict=True):
-        codes = {} if folder.summary() is not None else earlier.get((run.identity, folder.parts[1]), {})
+    for run, folder, wanted in zip(runs, folders, unfinished, strict=True):
+        codes = earlier.get((run.identity, folder.parts[1]), {}) if wanted else {}
         chosen.append(next((codes[code] for code in accept if code in codes), folder))
         if chosen[-1] is folder:
             offered.update(codes.keys())
