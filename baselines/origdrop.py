@@ -30,10 +30,10 @@ class OrigDrop(Algorithm):
         super().build(network, seed)
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
-        return [[self._first(client.keep)] for client in cohort]
+        return [[self.first(client.keep)] for client in cohort]
 
-    def _first(self, keep: float) -> Selection:
+    def first(self, keep: float) -> Selection:
         return along(self.layout.of_kind("feature"), keep, prefix, self.device)
 
     def trained_part(self) -> ServerModel | None:
-        return self.part(self._first(max(self.keeps))) if max(self.keeps) < 1 else None
+        return self.part(self.first(max(self.keeps))) if self.features() < 1 else None

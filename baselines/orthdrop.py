@@ -26,5 +26,8 @@ class OrthDrop(OrthogonalAlgorithm):
             top[axis.name] = order[: kept(keep, axis.size)].sort().values
         return top
 
+    def features(self) -> float:
+        return 1.0
+
     def trained_part(self) -> ServerModel | None:
         return self.part(self._top(max(self.keeps))) if max(self.keeps) < 1 else None

@@ -117,11 +117,25 @@ class PriSM(OrthogonalAlgorithm):
     def ranks(self, kernels: Mapping[str, np.ndarray]) -> Selection:
         return {self.space.rank(path).name: indices(chosen, self.device) for path, chosen in kernels.items()}
 
+    def features(self) -> float:
+        return 1.0 if self.params.channels in ("all", "rows") else super().features()
+
     def trained_part(self) -> ServerModel | None:
         """Without the channels that no client of the largest capacity trains, if they are the same in all rounds."""
+        return self.first_channels(max(self.keeps))
+
+    def client_model(self, keep: float) -> ServerModel:
+        """Its channels with all kernels in them, as one weight per layer; with all channels, the largest kernels."""
+        if self.params.channels == "all":
+            top = {path: np.sort(np.argsort(-σ)[: kept(keep, len(σ))]) for path, σ in self.singular_values().items()}
+            return self.part(self.ranks(top))
+        return self.first_channels(keep) or super().client_model(keep)
+
+    def first_channels(self, keep: float) -> ServerModel | None:
+        """The rebuilt model in the channels of that capacity; None where they are all, or not the same in all rounds."""
         if self.params.channels not in ("prefix", "inner", "rows"):
             return None
-        channels = self.channels(0, max(self.keeps), {}, self.random(0))
+        channels = self.channels(0, keep, {}, self.random(0))
         if all(len(chosen) == self.layout.axes[name].size for name, chosen in channels.items()):
             return None
         if self.params.channels == "rows":

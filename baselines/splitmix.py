@@ -20,6 +20,7 @@ from prism_bench.plugin import (
     Layout,
     Network,
     Selection,
+    ServerModel,
     Settings,
     State,
     along,
@@ -82,6 +83,12 @@ class SplitMix(Algorithm):
             chosen = [lead, *others[others != lead][: self._budget(client.keep) - 1]]
             plan.append([{"atom": torch.tensor([atom], device=self.device)} for atom in chosen])
         return plan
+
+    def features(self) -> float:
+        return self.params.atom
+
+    def client_model(self, keep: float) -> ServerModel:
+        return self.part({"atom": torch.arange(self._budget(keep), device=self.device)})
 
     def forward(self, params: State, x: Tensor) -> Tensor:
         atoms = [dict(zip(params, atom, strict=True)) for atom in zip(*params.values(), strict=True)]

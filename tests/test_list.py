@@ -65,3 +65,44 @@ def test_what_has_no_settings_says_so(here):
         assert code == 0
         assert printed.startswith(f"{name}: {words}")
         assert "It has no settings." in printed
+
+
+def test_an_experiment_says_what_it_is(here, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "description: by hand\ndata: digits\npartition: {name: iid, clients: 20}\nmodel: smallcnn\nseeds: [3, 5]\n"
+        "training: {rounds: 4, active: 4, epochs: 2, batch: 16}\n"
+        "capacity: {keep: 0.5}\ngrid: {algorithm: [fedavg, prism]}\n"
+    )
+    code, printed, _ = here("list", "mine.yaml")
+    assert code == 0
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert lines[:5] == ["mine: by hand", "shows accuracy, drops, costs", "grid algorithm: [fedavg, prism]", "seeds 2",
+                         "runs 4"]  # fmt: skip
+    assert "local steps per client and round 10" in lines, "67 digits each are 5 batches"
+    assert "clients that hold a kernel 2" in lines
+    assert "passes over the data 1.6" in lines
+
+
+def test_a_name_of_a_view_and_of_an_experiment_shows_both(here):
+    _, printed, _ = here("list", "rank")
+    assert "It has no settings." in printed
+    assert "rank: how many principal kernels each layer needs" in printed
+    assert "passes over the data" in printed
+
+
+def test_the_name_of_results_is_that_of_their_experiment(here):
+    assert here("list", "heterogeneous-paper")[1] == here("list", "heterogeneous")[1]
+
+
+def test_a_budget_is_found_when_it_runs(here):
+    code, printed, _ = here("list", "equal_memory")
+    assert code == 0
+    assert "What a budget lets clients keep is found" in printed
+    assert "clients that hold" not in printed
+
+
+def test_what_there_is_not_is_an_error(here):
+    for name, problem in (("prisn", "Did you mean 'prism'?"), ("none.yaml", "there is no such file")):
+        code, _, printed = here("list", name)
+        assert code == 2
+        assert problem in printed

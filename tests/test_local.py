@@ -157,6 +157,7 @@ def test_evaluate_counts_every_sample_once():
         return 10.0 * F.one_hot(guess, 3)
 
     for batch in (1, 2, 3, 100):
-        accuracy, loss = evaluate(ServerModel(forward, {}), data, batch)
+        accuracy, loss, correct = evaluate(ServerModel(forward, {}), data, batch)
+        assert correct.tolist() == [label < 2 for label in labels.tolist()]
         assert accuracy == pytest.approx(100 * 5 / 7)
         assert loss == pytest.approx(F.cross_entropy(forward({}, inputs.float()), labels).item())

@@ -22,6 +22,7 @@ from prism_bench.cli.list import list_
 from prism_bench.cli.profile import profile
 from prism_bench.cli.results import plot, report, table
 from prism_bench.cli.run import run
+from prism_bench.cli.tune import tune
 
 # torch and what needs it are imported inside the commands: --help answers at once.
 app = typer.Typer(
@@ -34,7 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.command("list")(list_)
-for command in (run, table, plot, report, check, costs, profile, data.partition, fedml):
+for command in (run, tune, table, plot, report, check, costs, profile, data.partition, fedml):
     app.command()(command)
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)

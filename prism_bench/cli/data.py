@@ -151,7 +151,7 @@ def partition(
     check_writable(file.parent)
     run = loaded.runs[0]
     with blaming(loaded.origin):
-        data = run.data.settings.load()
+        data = run.data.settings.read(run.evaluation.on)
         parts = split(run, data)
     labels = data.train.labels.numpy()
     title = f"{run.data.label}, {run.partition.label}, seed {run.seed}"

@@ -76,10 +76,10 @@ class Display(Callback):
 
     def begin(self, experiment: Experiment, data: Dataset, population: Population, device: str) -> None:
         self.total = len(experiment.runs)
-        labels = data.train.labels.numpy()
+        labels, on = data.train.labels.numpy(), experiment.runs[0].evaluation.on
         self.console.print(
             f"[bold]{experiment.name}[/bold]: {self.total} runs on {device}; "
-            f"{len(data.train)} training and {len(data.test)} test samples; {population.summary(labels)} (first seed)",
+            f"{len(data.train)} training and {len(data.test)} {on} samples; {population.summary(labels)} (first seed)",
             highlight=False,
         )
         if experiment.note:

@@ -86,7 +86,7 @@ def table(
       prism-bench table quickstart --against prism
       prism-bench table results/mine --format latex --wide --to table.tex
     """
-    from prism_bench.analysis.report import places
+    from prism_bench.analysis.report import places, sheets
     from prism_bench.analysis.view import table_called
 
     if against is not None and (show or wide or paper):
@@ -99,6 +99,8 @@ def table(
     frame, sheet = _made(results, runs, asked, show, paper, against, wide, digits)
     if paper and not any(str(name).startswith("paper_") for name in runs):
         err_console.print("The paper has no values for this experiment.", style="dim")
+    if form is not TableFormat.csv:
+        sheet = sheets.with_regime(sheet, results)
     if form is TableFormat.text:
         return _print(sheet, to)
     content = frame.to_csv(index=False) if form is TableFormat.csv else _written(sheet, form)

@@ -46,6 +46,15 @@ def run(
             help="Also tell a tracker of every round to come: tensorboard or mlflow, again for more. Nothing is sent."
         ),
     ] = None,
+    tuned: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Give each run the settings that [bold]prism-bench tune[/bold] chose for its method and capacity, "
+            "from this file; [bold]none[/bold] leaves out those that the experiment names. --set beats the file.",
+            show_default="the experiment's",
+        ),
+    ] = None,
     accept: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,6 +75,7 @@ def run(
       prism-bench run --seeds 3 --set capacity.keep=[0.1,0.5] --out results/mine
       prism-bench run homogeneous_cnn --jobs 2 --track tensorboard
       prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
+      prism-bench run my.yaml --tuned results/tune/my/tuned.yaml
     """
     from prism_bench.harness.experiment import Experiment
     from prism_bench.harness.runner import carry_out
@@ -74,7 +84,7 @@ def run(
     if fresh and accept:
         raise BadInput("--accept: is for runs that are kept, and --fresh keeps none.")
     overrides = parse_overrides(set_ or [], device)
-    loaded = Experiment.load(experiment, overrides, _seeds(seeds), size)
+    loaded = Experiment.load(experiment, overrides, parse_seeds(seeds), size, tuned)
     folder = out or Path("results") / loaded.name
     check_writable(folder)
     tracking = trackers(track or [], folder)
@@ -95,7 +105,7 @@ def run(
     raise typer.Exit(present(folder, outcome))
 
 
-def _seeds(text: str | None) -> int | list[int] | None:
+def parse_seeds(text: str | None) -> int | list[int] | None:
     if text is None:
         return None
     try:

@@ -106,6 +106,14 @@ class Algorithm(ABC):
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         """For each client of the cohort the sub-models it trains: nearly always one."""
 
+    def takes_part(self, keep: float) -> bool:
+        """Whether clients of that capacity take part at all."""
+        return True
+
+    def features(self) -> float:
+        """The share of the features that a sub-model of the largest capacity has."""
+        return max(self.keeps) if self.cuts else 1.0
+
     def ratios(self) -> list[float]:
         """The keep ratios at which a sub-model grows, rising: what a budget chooses from."""
         if not self.cuts:
@@ -141,6 +149,10 @@ class Algorithm(ABC):
         """Only what clients of the largest capacity train; None where together they train the whole."""
         return None
 
+    def client_model(self, keep: float) -> ServerModel:
+        """What a client of that capacity would run, once training is over: by default what it would be sent."""
+        return self.part(self.select(0, [Client(0, keep)])[0][0])
+
     def part(self, selection: Selection) -> ServerModel:
         """The sub-model of a selection, as a model to evaluate."""
         return ServerModel(self.forward, gather(self.state, self.layout, selection))
@@ -160,9 +172,10 @@ class Algorithm(ABC):
         return dense_forward(self.network, params, x)
 
     def equivalents(self) -> Sequence[Forward]:
-        """`forward`, and other ways to the same logits where there are any: training takes the one of least MACs.
+        """`forward`, then other ways to the same logits where there are any: training takes the one of least MACs.
 
-        Costs are those of `forward`, the method as its authors state it.
+        Costs and budgets are those of the one that runs; ``prism-bench costs`` shows those of `forward`, the method as
+        its authors state it, beside them. A method with a `view` runs `forward`.
         """
         return [self.forward]
 

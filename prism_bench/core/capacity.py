@@ -20,6 +20,7 @@ class Budget(Settings):
     parameters: Limit | None = None
     macs: Limit | None = None
     activation_bytes: Limit | None = None
+    training_bytes: Limit | None = None
     transfer_bytes: Limit | None = None
 
     @field_validator("*")
@@ -117,9 +118,14 @@ class Capacity(Settings):
         """The number of one of the capacities per client."""
         return rng.permutation(_numbers(self.counts(clients)))
 
-    def deal_some(self, some: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """What so many of the clients would get of `deal`, drawn without dealing to the others."""
-        return rng.permutation(_numbers(rng.multivariate_hypergeometric(self.counts(clients), some)))
+    def deal_some(
+        self, some: int, clients: int, rng: np.random.Generator, able: np.ndarray | bool = True
+    ) -> np.ndarray:
+        """What so many of the clients would get of `deal`, drawn without dealing to the others; of those alone whose
+        capacity is ``able``, if there are as many."""
+        counts = np.where(able, self.counts(clients), 0)
+        some = min(some, counts.sum())
+        return rng.permutation(_numbers(rng.multivariate_hypergeometric(counts, some)))
 
 
 def _numbers(counts: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from prism_bench.core.axes import Axis, Dim, Dims, Layout, State
+from prism_bench.core.capacity import kept
 
 _thread = threading.local()
 """What each thread has of its own: copies of networks, whether it evaluates, and where its noise comes from."""
@@ -186,6 +187,21 @@ class Network(nn.Module):
             for path, layer in self.layers().items()
             for name, value in layer.initial(rng).items()
         }
+
+    def thinned(self, dense: State, keep: float) -> State:
+        """Fresh values as a network with that share of the features would draw them: by its own number of inputs.
+
+        A layer's values are as small as its inputs are many; a thin network with the whole one's fades from layer
+        to layer where nothing normalises.
+        """
+        state = dict(dense)
+        for path, layer in self.weighted_layers().items():
+            axis = layer.inputs.axis
+            if axis.kind == "feature":
+                grow = math.sqrt(axis.size / kept(keep, axis.size))
+                for name, _ in layer.named_parameters():
+                    state[f"{path}.{name}"] = dense[f"{path}.{name}"] * grow
+        return state
 
     def set_rescale(self, rescale: bool) -> None:
         """Switch activation scaling on or off in every weighted layer."""

@@ -13,12 +13,25 @@ from typing import Literal
 import numpy as np
 
 Purpose = Literal[
-    "data", "partition", "cohort", "capacity", "weights", "batches", "augment", "selection", "noise", "view"
+    "data",
+    "validation",
+    "partition",
+    "cohort",
+    "capacity",
+    "redraw",
+    "weights",
+    "batches",
+    "augment",
+    "selection",
+    "noise",
+    "view",
+    "evaluation",
 ]
 
 
 def stream(seed: int, purpose: Purpose, *position: int) -> np.random.Generator:
-    """The generator for one purpose at one position.
+    """The generator for one purpose at one position. A purpose has positions of one length: a zero more at the end
+    makes no other stream.
 
     >>> int(stream(0, "cohort", 3).integers(1 << 60)) == int(stream(0, "cohort", 3).integers(1 << 60))
     True

@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
+from prism_bench.base.errors import BadInput
 from prism_bench.base.settings import Settings
+from prism_bench.core.seeds import stream
 
 CROP_PADDING = 4
 
@@ -26,6 +29,10 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getitem__(self, chosen: np.ndarray) -> Split:
+        index = torch.from_numpy(chosen)
+        return Split(self.inputs[index], self.labels[index])
 
     def to(self, device: torch.device) -> Split:
         return Split(self.inputs.to(device), self.labels.to(device))
@@ -58,6 +65,8 @@ class Dataset:
     owners: Sequence[str] | None = None
     """Whose each training sample is, where the data says so: a writer, a FedML client."""
     vocabulary: int | None = None
+    test_owners: Sequence[str] | None = None
+    """Whose each test sample is, by the same names."""
 
     @property
     def signature(self) -> Signature:
@@ -68,8 +77,18 @@ class Dataset:
         content = hashlib.blake2b(digest_size=4)
         for part in (self.train.inputs, self.train.labels, self.test.inputs, self.test.labels):
             content.update(part.numpy().tobytes())
-        content.update("\n".join(self.owners or ()).encode())
+        content.update("\n".join([*(self.owners or ()), *(self.test_owners or ())]).encode())
         return content.hexdigest()
+
+    def without(self, held: np.ndarray) -> Dataset:
+        """The same with a part of the training samples, true in ``held``, left out."""
+        owners = None if self.owners is None else np.asarray(self.owners, object)[~held].tolist()
+        return replace(self, train=self.train[np.flatnonzero(~held)], owners=owners)
+
+    def validated_on(self, held: np.ndarray) -> Dataset:
+        """The same with a part of the training samples in place of the test samples: nothing of those is left."""
+        owners = None if self.owners is None else np.asarray(self.owners, object)[held].tolist()
+        return replace(self.without(held), test=self.train[np.flatnonzero(held)], test_owners=owners)
 
     def to(self, device: torch.device) -> Dataset:
         return replace(self, train=self.train.to(device), test=self.test.to(device))
@@ -116,8 +135,47 @@ def draw_augmentation(rng: np.random.Generator, count: int) -> tuple[np.ndarray,
     return rng.integers(0, 2 * CROP_PADDING + 1, (count, 2)), rng.random(count) < 0.5
 
 
+def held_out(groups: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """True for a share of each group's samples: at least one, and never all. Groups are numbered from 0.
+
+    >>> held_out(np.array([0] * 10 + [1] * 30 + [2]), 0.1, np.random.default_rng(0)).nonzero()[0].shape
+    (4,)
+    """
+    order = rng.permutation(len(groups))
+    order = order[np.argsort(groups[order], kind="stable")]
+    sizes = np.bincount(groups)
+    quota = np.minimum(np.maximum(np.rint(share * sizes), 1), sizes - 1)
+    rank = np.arange(len(groups)) - (np.cumsum(sizes) - sizes)[groups[order]]
+    chosen = np.zeros(len(groups), bool)
+    chosen[order] = rank < quota[groups[order]]
+    return chosen
+
+
 class Source(Settings):
     """A data plugin: validated settings that load a data set."""
 
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the training samples that nobody trains on, of each writer or else of each class: what "
+        "settings are chosen by (evaluation.on: validation)",
+    )
+
     @abstractmethod
     def load(self) -> Dataset: ...
+
+    def read(self, on: str = "test") -> Dataset:
+        """The data set as a run sees it: without the validation samples, and with what it is evaluated ``on``.
+
+        Which samples those are is the same for every seed, as the test set is; where they are evaluated on, the test
+        samples are not there at all.
+        """
+        if on == "validation" and not self.validation:
+            raise BadInput("evaluation.on: 'validation' needs validation data; set data.validation, such as 0.1.")
+        whole = self.load()
+        if not self.validation:
+            return whole
+        groups = whole.train.labels.numpy() if whole.owners is None else np.unique(whole.owners, return_inverse=True)[1]
+        held = held_out(groups, self.validation, stream(0, "validation"))
+        return whole.validated_on(held) if on == "validation" else whole.without(held)

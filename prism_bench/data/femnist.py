@@ -20,7 +20,7 @@ from torch import Tensor
 
 from prism_bench.base.errors import BadInput
 from prism_bench.core.seeds import stream
-from prism_bench.data.dataset import Dataset, Split
+from prism_bench.data.dataset import Dataset, Split, held_out
 from prism_bench.data.sources import OnProgress, Raw, RawForm, StoredSource, check_images, decode, moments, rows
 
 CLASSES = 62
@@ -51,22 +51,6 @@ def scaled(pixels: np.ndarray, where: str) -> Tensor:
     if pixels.size == 0 or pixels.size % PIXELS or not (pixels.min() >= 0 and pixels.max() <= 1):
         raise BadInput(f"{where}: needs images of 784 numbers from 0 (ink) to 1 (paper).")
     return torch.from_numpy(np.rint(pixels * 255).astype(np.uint8)).view(-1, *SHAPE)
-
-
-def held_out(writers: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """True for a share of each writer's samples: at least one, and never all.
-
-    >>> held_out(np.array([0] * 10 + [1] * 30 + [2]), 0.1, np.random.default_rng(0)).nonzero()[0].shape
-    (4,)
-    """
-    order = rng.permutation(len(writers))
-    order = order[np.argsort(writers[order], kind="stable")]
-    sizes = np.bincount(writers)
-    quota = np.minimum(np.maximum(np.rint(share * sizes), 1), sizes - 1)
-    rank = np.arange(len(writers)) - (np.cumsum(sizes) - sizes)[writers[order]]
-    chosen = np.zeros(len(writers), bool)
-    chosen[order] = rank < quota[writers[order]]
-    return chosen
 
 
 def _read_hub(raw: Raw, tell: OnProgress) -> dict[str, Handwriting]:
@@ -147,6 +131,7 @@ class FEMNIST(StoredSource):
     )
 
     title = "FEMNIST"
+    preparation = 2
     hub = "flwrlabs/femnist"
     forms = (
         RawForm("the Hub's layout", ("flwrlabs/femnist",), ("**/*.parquet",), _read_hub),
@@ -181,6 +166,7 @@ class FEMNIST(StoredSource):
             "test": (test.images, test.labels),
             "names": kept.tolist(),
             "writers": torch.from_numpy(np.searchsorted(kept, train.writers).astype(np.int32)),
+            "test_writers": torch.from_numpy(np.searchsorted(kept, test.writers).astype(np.int32)),
             "mean": mean,
             "std": std,
         }
@@ -194,4 +180,5 @@ class FEMNIST(StoredSource):
             mean=tuple(tensors["mean"]),
             std=tuple(tensors["std"]),
             owners=names[tensors["writers"].numpy()].tolist(),
+            test_owners=names[tensors["test_writers"].numpy()].tolist(),
         )

@@ -132,7 +132,8 @@ class StoredSource(Source):
 
     def key(self, raw: Raw) -> str:
         """Equal for the same files and settings, and for those only."""
-        parts = [self.preparation, raw.fingerprint(), self.model_dump(mode="json")]
+        # What is held out for validation is cut off later.
+        parts = [self.preparation, raw.fingerprint(), self.model_dump(mode="json", exclude={"validation"})]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def prepared(self, raw: Raw) -> list[Path]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -21,40 +22,66 @@ from prism_bench.core.algorithm import Algorithm, Client, Forward, selected
 from prism_bench.core.axes import State
 from prism_bench.core.capacity import Budget
 from prism_bench.core.network import Network, dense_forward
+from prism_bench.core.objective import SGD, Optimiser
 from prism_bench.data.dataset import Signature
+
+NUMBER = torch.float32
+"""What every parameter is held as."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one client in one round; MACs are for the forward pass of one sample."""
+    """Of one client in one round; MACs are for the forward pass of one sample.
+
+    ``activation_bytes`` are kept for the backward pass of one batch. ``training_bytes`` are those, the parameters, the
+    gradients of the trained ones and what the optimiser keeps. In neither are gradients of activations, which come and
+    go, work buffers, and what a method's own hooks copy.
+    """
 
     parameters: float
     macs: float
     activation_bytes: float
+    training_bytes: float
     transfer_bytes: float
 
 
 def count(
-    forward: Forward, shapes: Mapping[str, Sequence[int]], data: Signature, batch: int, frozen: Collection[str] = ()
+    forward: Forward,
+    shapes: Mapping[str, Sequence[int]],
+    data: Signature,
+    batch: int,
+    frozen: Collection[str] = (),
+    optimiser: Optimiser | None = None,
 ) -> Costs:
     """Costs of one (sub-)model whose tensors have the given shapes, trained with the given batch.
 
-    ``frozen`` tensors are sent down and not up, and get no gradient.
+    ``frozen`` tensors are sent down and not up, and get no gradient. The optimiser is SGD, where none is given.
     """
     params: State = {
-        name: torch.empty(tuple(shape), device="meta", requires_grad=name not in frozen)
+        name: torch.empty(tuple(shape), device="meta", dtype=NUMBER, requires_grad=name not in frozen)
         for name, shape in shapes.items()
     }
-    trained = [tensor for name, tensor in params.items() if name not in frozen]
+    trained = {name: tensor for name, tensor in params.items() if name not in frozen}
     x = data.example(batch)
     kept = Kept({tensor.untyped_storage()._cdata for tensor in params.values()})
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda handle: handle.tensor):
         with FlopCounterMode(display=False) as counter:
             loss = F.cross_entropy(forward(params, x), torch.empty(batch, dtype=torch.int64, device="meta"))
-        torch.autograd.grad(loss, trained)  # what is computed again is kept for a while, too
-    parameters = sum(tensor.numel() for tensor in params.values())
-    down, up = (sum(tensor.numel() * tensor.element_size() for tensor in sent) for sent in (params.values(), trained))
-    return Costs(parameters, counter.get_total_flops() / 2 / batch, kept.most, down + up)
+        torch.autograd.grad(loss, list(trained.values()))  # what is computed again is kept for a while, too
+    # Optimisers see tensors with the client as leading dimension.
+    slots = (optimiser or SGD(0.0)).slots({name: tensor.detach()[None] for name, tensor in trained.items()})
+    held, gradients = _bytes(params.values()), _bytes(trained.values())
+    return Costs(
+        parameters=sum(tensor.numel() for tensor in params.values()),
+        macs=counter.get_total_flops() / 2 / batch,
+        activation_bytes=kept.most,
+        training_bytes=held + gradients + sum(_bytes(slot.values()) for slot in slots) + kept.most,
+        transfer_bytes=held + gradients,
+    )
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class Kept:
@@ -90,48 +117,113 @@ class Handle:
         self.kept.add(self.tensor, -1)
 
 
-def of_full_model(network: Network, data: Signature, batch: int) -> Costs:
-    """Costs of training the whole network with plain weights."""
+def of_full_model(network: Network, data: Signature, batch: int, momentum: float = 0.0) -> Costs:
+    """Costs of training the whole network with plain weights and SGD."""
     shapes = {name: tensor.shape for name, tensor in network.named_parameters()}
-    return count(lambda params, x: dense_forward(network, params, x), shapes, data, batch)
+    return count(lambda params, x: dense_forward(network, params, x), shapes, data, batch, optimiser=SGD(momentum))
 
 
-def of_client(algorithm: Algorithm, keep: float, data: Signature, batch: int) -> Costs:
+def running(
+    algorithm: Algorithm, shapes: Mapping[str, Sequence[int]], data: Signature, batch: int, momentum: float = 0.0
+) -> Forward:
+    """The forward that local training runs: of a method's equivalent ones that of least MACs for these shapes.
+
+    By count, not by trial, so that equal seeds stay equal numbers.
+    """
+    each = _ways(algorithm)
+    return each[0] if len(each) == 1 else each[_least(_counted(algorithm, shapes, data, batch, momentum))]
+
+
+def _ways(algorithm: Algorithm) -> Sequence[Forward]:
+    """The forwards to choose from: `forward` alone where a step trains a part, as shapes then change at each step."""
+    views = type(algorithm).view is not Algorithm.view
+    return [algorithm.forward] if views else algorithm.equivalents()
+
+
+def _least(each: Sequence[Costs]) -> int:
+    return min(range(len(each)), key=lambda way: each[way].macs)
+
+
+_known: WeakKeyDictionary[Algorithm, dict[object, list[Costs]]] = WeakKeyDictionary()
+"""What was counted for each method, so that equal sizes are counted once."""
+
+
+def _counted(
+    algorithm: Algorithm, shapes: Mapping[str, Sequence[int]], data: Signature, batch: int, momentum: float
+) -> list[Costs]:
+    """Costs of a sub-model of these shapes by each of the forwards to choose from."""
+    known, frozen = _known.setdefault(algorithm, {}), frozenset(algorithm.frozen())
+    key = (tuple((name, tuple(shape)) for name, shape in sorted(shapes.items())), data, batch, momentum, frozen)
+    if key not in known:
+        optimiser = algorithm.optimiser(momentum)
+        known[key] = [count(way, shapes, data, batch, frozen, optimiser) for way in _ways(algorithm)]
+    return known[key]
+
+
+def of_client(algorithm: Algorithm, keep: float, data: Signature, batch: int, momentum: float = 0.0) -> Costs:
     """Costs of a client with the given keep ratio, as the method would select for one in the first round."""
+    return of_sizes(algorithm, _sizes(algorithm, keep), data, batch, momentum)
+
+
+def as_stated(algorithm: Algorithm, keep: float, data: Signature, batch: int, momentum: float = 0.0) -> Costs:
+    """What `of_client` would be if training ran `forward`, the method as its authors state it, in every case."""
+    each = [_shapes(algorithm, one) for one in _sizes(algorithm, keep)]
+    return _in_turn([_counted(algorithm, shapes, data, batch, momentum)[0] for shapes in each])
+
+
+def of_sizes(
+    algorithm: Algorithm, sizes: Sequence[Mapping[str, int]], data: Signature, batch: int, momentum: float = 0.0
+) -> Costs:
+    """Costs of a client that trains sub-models with axes of these sizes, each by the forward that runs."""
+    each = [_counted(algorithm, _shapes(algorithm, one), data, batch, momentum) for one in sizes]
+    return _in_turn([ways[_least(ways)] for ways in each])
+
+
+def _sizes(algorithm: Algorithm, keep: float) -> list[dict[str, int]]:
     [selections] = selected(algorithm, 0, [Client(0, keep)])
-    sizes = [{axis: len(indices) for axis, indices in selection.items()} for selection in selections]
-    return of_sizes(algorithm, sizes, data, batch)
+    return [{axis: len(indices) for axis, indices in selection.items()} for selection in selections]
 
 
-def of_sizes(algorithm: Algorithm, sizes: Sequence[Mapping[str, int]], data: Signature, batch: int) -> Costs:
-    """Costs of a client that trains sub-models with axes of these sizes. Several are trained one after another: their
-    activations don't add up, all else does."""
-    each = []
-    for one in sizes:
-        shapes = {name: algorithm.layout.shape(name, t.shape, one) for name, t in algorithm.state.items()}
-        each.append(count(algorithm.forward, shapes, data, batch, algorithm.frozen()))
+def _shapes(algorithm: Algorithm, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    return {name: algorithm.layout.shape(name, t.shape, sizes) for name, t in algorithm.state.items()}
+
+
+def _in_turn(each: Sequence[Costs]) -> Costs:
+    """Costs of sub-models trained one after another: all are held, what else one takes is free for the next."""
+    held = [NUMBER.itemsize * one.parameters for one in each]
     return Costs(
-        parameters=sum(costs.parameters for costs in each),
-        macs=sum(costs.macs for costs in each),
-        activation_bytes=max(costs.activation_bytes for costs in each),
-        transfer_bytes=sum(costs.transfer_bytes for costs in each),
+        parameters=sum(one.parameters for one in each),
+        macs=sum(one.macs for one in each),
+        activation_bytes=max(one.activation_bytes for one in each),
+        training_bytes=sum(held) + max(one.training_bytes - own for one, own in zip(each, held, strict=True)),
+        transfer_bytes=sum(one.transfer_bytes for one in each),
     )
 
 
-def largest_keep(algorithm: Algorithm, budget: Budget, full: Costs, data: Signature, batch: int) -> float:
+def largest_keep(
+    algorithm: Algorithm, budget: Budget, full: Costs, data: Signature, batch: int, momentum: float = 0.0
+) -> float:
     """The keep ratio of the largest sub-model within a budget; BadInput where not even the smallest one fits."""
-    ratios = algorithm.ratios()
+    ratios, about = algorithm.ratios(), (data, batch, momentum)
 
-    def fits(keep: float) -> bool:
-        return budget.allows(asdict(of_client(algorithm, keep, data, batch)), asdict(full))
+    def fits(costs: Costs) -> bool:
+        return budget.allows(asdict(costs), asdict(full))
 
-    if not fits(ratios[0]):
-        smallest = asdict(of_client(algorithm, ratios[0], data, batch))
-        needs = ", ".join(f"{name} {smallest[name]:,.0f}" for name in budget.limits())
-        name = type(algorithm).__name__
-        raise BadInput(f"capacity.budget: nothing fits {budget.label}; {name}'s smallest sub-model costs {needs}.")
-    # Costs rise with the ratio: the last that fits, by halving.
-    return ratios[bisect.bisect_left(ratios, True, key=lambda keep: not fits(keep)) - 1]
+    def may_fit(keep: float) -> bool:
+        each = [_counted(algorithm, _shapes(algorithm, one), *about) for one in _sizes(algorithm, keep)]
+        return any(fits(_in_turn(one_way)) for one_way in zip(*each, strict=True))
+
+    # By any one forward costs rise with the ratio: the last that may fit is found by halving. Mostly it does. Else what
+    # runs there is another forward, of fewer MACs and more activations; as that changes once at most, by halving again.
+    end = bisect.bisect_left(ratios, True, key=lambda keep: not may_fit(keep))
+    if end and not fits(of_client(algorithm, ratios[end - 1], *about)):
+        end = bisect.bisect_left(ratios, True, hi=end, key=lambda keep: not fits(of_client(algorithm, keep, *about)))
+    if end:
+        return ratios[end - 1]
+    smallest = asdict(of_client(algorithm, ratios[0], *about))
+    needs = ", ".join(f"{name} {smallest[name]:,.0f}" for name in budget.limits())
+    name = type(algorithm).__name__
+    raise BadInput(f"capacity.budget: nothing fits {budget.label}; {name}'s smallest sub-model costs {needs}.")
 
 
 def average(costs: Sequence[Costs], shares: Sequence[float]) -> Costs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,9 @@ from prism_bench.core.threads import workers
 from prism_bench.data.dataset import Dataset
 from prism_bench.data.population import Population
 from prism_bench.engine import costs
+from prism_bench.engine.by_client import ByClient, mixed, worst
 from prism_bench.engine.costs import Costs
-from prism_bench.engine.evaluate import evaluate
+from prism_bench.engine.evaluate import Evaluated, evaluate
 from prism_bench.engine.hardware import Stopwatch, choose_device, clients_at_once
 from prism_bench.engine.local import LocalTrainer, clients_side, overrides
 from prism_bench.engine.round import Round, Task
@@ -55,14 +56,16 @@ class Federation:
         self.data = data.to(self.device)
         self.algorithm: Algorithm = clients_side(run, data)
         dense = run.model.settings.initial(self.algorithm.network, stream(run.seed, "weights"))
-        self.algorithm.start({name: tensor.to(self.device) for name, tensor in dense.items()})
-        self.about = (data.signature, run.training.batch)
+        self._start(dense)
+        self.about = (data.signature, run.training.batch, run.training.momentum)
         self.full_costs = costs.of_full_model(self.algorithm.network, *self.about)
         self.keeps = run.capacity.keep
         if run.capacity.budget:
             budgets = run.capacity.budget
             self.keeps = tuple(costs.largest_keep(self.algorithm, b, self.full_costs, *self.about) for b in budgets)
         self.algorithm.keeps = self.keeps
+        if run.training.fan_in == "thin":
+            self._start(self.algorithm.network.thinned(dense, self.algorithm.features()))
         self.expected = {keep: costs.of_client(self.algorithm, keep, *self.about) for keep in self.keeps}
         """What a client of each capacity pays, as long as no round has told."""
         self.charged: dict[float, Counter[str]] = {keep: Counter() for keep in self.keeps}
@@ -71,6 +74,9 @@ class Federation:
         """What clients keep between participations."""
         self.trainer = LocalTrainer(run, self.data, population, self.device, execution.compile)
         self._make_executor = executor
+
+    def _start(self, dense: State) -> None:
+        self.algorithm.start({name: tensor.to(self.device) for name, tensor in dense.items()})
 
     @cached_property
     def executor(self) -> Executor:
@@ -96,9 +102,31 @@ class Federation:
 
     @cached_property
     def known(self) -> Known:
-        """What a sampler knows of the clients."""
-        dealt = None if self.run.capacity.redraw else self.dealt
-        return Known(self.population.sizes, dealt, self.keeps)
+        """What a sampler knows of the clients that may take part."""
+        sizes, dealt = self.population.sizes, None if self.run.capacity.redraw else self.dealt
+        if self.eligible is not None and dealt is not None:
+            sizes, dealt = sizes[self.eligible], dealt[self.eligible]
+        return Known(sizes, dealt, self.keeps)
+
+    @cached_property
+    def able(self) -> np.ndarray:
+        """Whether clients of each capacity take part."""
+        able = np.array([self.algorithm.takes_part(keep) for keep in self.keeps])
+        if not able.any():
+            raise BadPlugin(f"{self.run.algorithm.name}: `takes_part` leaves every client out.")
+        return able
+
+    @cached_property
+    def eligible(self) -> np.ndarray | None:
+        """The clients that may take part, where the method leaves some out."""
+        if self.able.all() or self.run.capacity.redraw:
+            return None
+        return np.flatnonzero(self.able[self.dealt])
+
+    @cached_property
+    def by_client(self) -> ByClient:
+        """How good a model is for each client."""
+        return ByClient(self.data, self.population)
 
     @cached_property
     def dealt(self) -> np.ndarray:
@@ -107,12 +135,15 @@ class Federation:
 
     def cohort(self, round: int) -> list[Client]:
         """The clients of a round with their keep ratios: the same for every algorithm under one seed."""
-        run, total, active = self.run, len(self.population), self.run.training.active
+        run, total = self.run, len(self.population)
+        active = min(run.training.active, len(self.known))
         chosen = run.sampler.settings.draw(active, self.known, stream(run.seed, "cohort", round))
         if len(set(chosen.tolist())) != active:
             raise BadPlugin(f"{run.sampler.name}: drew {chosen!r}, not {active} distinct clients.")
+        chosen = chosen if self.eligible is None else self.eligible[chosen]
         if run.capacity.redraw:
-            dealt = run.capacity.deal_some(active, total, stream(run.seed, "capacity", round))
+            dealt = run.capacity.deal_some(active, total, stream(run.seed, "redraw", round), self.able)
+            chosen = chosen[: len(dealt)]
         else:
             dealt = self.dealt[chosen]
         return [
@@ -188,21 +219,28 @@ class Federation:
         return record | {f"seconds_{stage}": seconds for stage, seconds in clock.seconds.items()}
 
     def accuracies(self) -> dict[str, float]:
-        """In %, of the model that the method deploys, of its full model and of the part that was trained."""
+        """In %, of the model that the method deploys, of its full model and of the part that was trained; then of what
+        a client of each capacity would run, and of the worst tenth of the clients with that."""
         full = trained = self.evaluate(self.algorithm.full_model())
         part = self.algorithm.trained_part()
         if part is not None:
             trained = self.evaluate(part)
-        accuracy, loss = full if self.algorithm.deploys == "full" else trained
+        deployed = full if self.algorithm.deploys == "full" else trained
+        whole = not self.run.algorithm.kind.cuts
+        each = [full if whole else self.evaluate(self.algorithm.client_model(keep)) for keep in self.keeps]
+        theirs = [self.by_client.accuracies(one.correct) for one in each]
+        own = mixed(theirs, None if self.run.capacity.redraw else self.dealt, self.run.capacity.share)
         return {
-            "accuracy": accuracy,
-            "accuracy_full": full[0],
-            "accuracy_trained": trained[0],
-            "test_loss": loss,
+            "accuracy": deployed.accuracy,
+            "accuracy_full": full.accuracy,
+            "accuracy_trained": trained.accuracy,
+            **{f"accuracy_client_{number}": one.accuracy for number, one in enumerate(each, start=1)},
+            "accuracy_worst": worst(own),
+            f"{self.run.evaluation.on}_loss": deployed.loss,
         }
 
-    def evaluate(self, model: Any) -> tuple[float, float]:
-        """Accuracy in % and mean loss of a server model on the test set."""
+    def evaluate(self, model: Any) -> Evaluated:
+        """How a server model does on the test set."""
         # Compiled code is shared by threads that would get in each other's way.
         count = 1 if self.execution.compile else workers(self.device)
         return evaluate(model, self.data, self.run.evaluation.batch, count, self.run.training.precision)
@@ -224,7 +262,7 @@ class Federation:
             shares = [count / sizes.total() for count in sizes.values()]
             paid[keep] = costs.average(prices, shares) if prices else self.expected[keep]
         full = {f"full_{name}": value for name, value in asdict(self.full_costs).items()}
-        mean = sum(keep * share for keep, share in zip(self.keeps, self.run.capacity.share, strict=True))
+        mean = sum(keep * share for keep, share in zip(self.keeps, self._shares, strict=True))
         return asdict(self._mean(paid)) | full | {"keep_ratio": mean}
 
     def checkpoint(self) -> dict[str, Any]:
@@ -273,7 +311,13 @@ class Federation:
         return self._prices[key]
 
     def _mean(self, paid: dict[float, Costs]) -> Costs:
-        return costs.average([paid[keep] for keep in self.keeps], self.run.capacity.share)
+        return costs.average([paid[keep] for keep in self.keeps], self._shares)
+
+    @cached_property
+    def _shares(self) -> Sequence[float]:
+        """Of the clients that take part, those of each capacity."""
+        shares: list[float] = (np.array(self.run.capacity.share) * self.able).tolist()
+        return self.run.capacity.share if self.able.all() else [share / sum(shares) for share in shares]
 
 
 def split(run: Run, data: Dataset) -> Population:

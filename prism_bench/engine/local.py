@@ -132,17 +132,14 @@ class LocalTrainer:
         return Trained(tasks, state, losses, memories)
 
     def forward(self, shapes: dict[str, tuple[int, ...]]) -> Forward:
-        """Of the algorithm's equivalent forwards, the one of least MACs for a sub-model of these shapes; stacked."""
-        if overrides(self.algorithm, "view"):
-            return stacked(compute(self.algorithm.forward, self.run.training.precision))  # shapes change at each step
+        """Of the algorithm's equivalent forwards the one that `costs` says runs with these shapes; stacked."""
         key = tuple(shapes.values())
         if key not in self._forwards:
-            about = (shapes, self.data.signature, self.run.training.batch)
-            ways = self.algorithm.equivalents()
-            best = min(ways, key=lambda way: costs.count(way, *about).macs) if len(ways) > 1 else ways[0]
-            forward = stacked(compute(best, self.run.training.precision))
-            compiled = self.compile and not self.algorithm.network.draws
-            self._forwards[key] = torch.compile(forward) if compiled else forward
+            training, algorithm = self.run.training, self.algorithm
+            best = costs.running(algorithm, shapes, self.data.signature, training.batch, training.momentum)
+            forward = stacked(compute(best, training.precision))
+            fixed = not overrides(algorithm, "view") and not algorithm.network.draws  # the same at each step
+            self._forwards[key] = torch.compile(forward) if self.compile and fixed else forward
         return self._forwards[key]
 
 

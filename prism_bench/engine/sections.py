@@ -23,6 +23,11 @@ class Training(Settings):
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD; its state is fresh at each participation")
     decay: NonNegativeFloat = Field(2e-4, description="weight decay, and λ of the factors' regulariser")
     clip: PositiveFloat | None = Field(None, description="largest norm of a client's gradient")
+    fan_in: Literal["full", "thin"] = Field(
+        "full",
+        description="whose inputs the first weights are scaled by: the full model's, or those that a client of the "
+        "largest capacity has; thin networks without normalisation fade under the former",
+    )
     weights: Literal["uniform", "samples"] = Field(
         "uniform", description="of clients in the mean of what they trained: equal, or by their numbers of samples"
     )
@@ -35,6 +40,9 @@ class Training(Settings):
 class Evaluation(Settings):
     """When and how the server's model is tested."""
 
+    on: Literal["test", "validation"] = Field(
+        "test", description="samples: the test set's, or those that data.validation holds out, to choose settings by"
+    )
     every: PositiveInt = Field(1, description="rounds between evaluations; the last round always is one")
     batch: PositiveInt = Field(500, description="also what BatchNorm's batch statistics are taken over")
     probes: tuple[str, ...] = Field(

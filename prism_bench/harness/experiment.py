@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -25,6 +25,7 @@ from prism_bench.core.algorithm import Algorithm
 from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import PLUGINS, SECTIONS, Plugin, Run, fields_of
 from prism_bench.harness import paper
+from prism_bench.harness import tuned as choices
 
 Size = Literal["paper", "scaled"]
 
@@ -57,7 +58,7 @@ class Scaled(Settings):
     set: dict[str, Any] = Field(description="dotted keys with their values, as in --set")
 
 
-TOP_LEVEL = ("name", "seeds", "grid", "scaled", "execution", *About.model_fields, *PLUGINS, *SECTIONS)
+TOP_LEVEL = ("name", "seeds", "grid", "scaled", "execution", "tune", "tuned", *About.model_fields, *PLUGINS, *SECTIONS)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ class Experiment:
     execution: Execution
     origin: str
     """The file that errors name."""
+    tune: choices.Lists = field(default_factory=dict)
+    """What `prism-bench tune` chooses from."""
+    chosen: Mapping[str, choices.Chosen] = field(default_factory=dict)
+    """By a tuned run's identity: what it was before, and what tables say of it."""
+    tuned: Mapping[str, Any] | None = None
+    """How its settings were chosen, for people; None where they were not."""
 
     @classmethod
     def load(
@@ -84,18 +91,25 @@ class Experiment:
         overrides: Mapping[str, Any] | None = None,
         seeds: int | Sequence[int] | None = None,
         size: str | None = None,
+        tuned: str | Path | None = None,
     ) -> Experiment:
         """From an experiment's name, a YAML file or a mapping; ``overrides`` are dotted keys, as in ``--set``.
 
         An experiment with a ``scaled`` section has two sizes. Its own settings are the paper's; scaled is the default.
         The name of its results says the size too: ``rank-paper``.
+
+        ``tuned`` is a file of choices in place of the experiment's own, or ``none``.
         """
         if size is None and isinstance(source, str):
             base, _, suffix = source.rpartition("-")
             source, size = (base, suffix) if suffix in get_args(Size) and base in known() else (source, None)
         origin, tree = read_tree(source)
+        overrides = overrides or {}
         with blaming(origin):
-            return cls._from_tree(tree, origin, overrides or {}, seeds, size)
+            experiment, own, by_hand = cls._from_tree(tree, origin, overrides, seeds, size)
+            file, home = (own, Path(origin).parent) if tuned is None else (tuned, Path())
+            found = choices.read(file, home)
+            return experiment if found is None else experiment._with(found, file, by_hand)
 
     @classmethod
     def _from_tree(
@@ -105,7 +119,8 @@ class Experiment:
         overrides: Mapping[str, Any],
         seeds: int | Sequence[int] | None,
         size: str | None,
-    ) -> Experiment:
+    ) -> tuple[Experiment, Any, set[str]]:
+        """The experiment as its grid has it, the file of choices that it names, and the keys that are given by hand."""
         for key in tree:
             if key not in TOP_LEVEL:
                 raise BadInput(f"{key}: there is no such setting. {nearest(str(key), TOP_LEVEL)}")
@@ -119,6 +134,7 @@ class Experiment:
         for key, value in {**(scaled.set if scaled else {}), **overrides}.items():
             _override(tree, grid, key, value)
         about = validate(About, {key: tree.pop(key) for key in About.model_fields if key in tree})
+        tune, own_choices = choices.read_lists(tree.pop("tune", None) or {}), tree.pop("tuned", None)
         name = tree.pop("name", None) or re.sub(r"[^\w.-]+", "-", Path(origin).stem).lstrip(".")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
             raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {name!r}).")
@@ -138,6 +154,7 @@ class Experiment:
         # Plugins and capacities have columns of their own.
         varied = [key for key in grid if key.partition(".")[0] not in LABELLED]
         varied = [one for key in varied for one in _differing(key, [run.as_dict() for run in runs.values()])]
+        choices.check_lists(tune, list(runs.values()))
         if about.values is not None:
             paper.values(about.values)
         full_name = f"{name}-{size}" if size else name
@@ -147,12 +164,20 @@ class Experiment:
         ]
         if note and besides:
             note += f" Changed besides: {', '.join(besides)}."
-        experiment = cls(full_name, about, size, note, list(runs.values()), varied, execution, origin)
-        experiment._check_labels()
-        return experiment
+        experiment = cls(full_name, about, size, note, list(runs.values()), varied, execution, origin, tune)
+        experiment.check_labels()
+        return experiment, own_choices, _by_hand(grid) | _by_hand(overrides)
+
+    def _with(self, found: choices.Tuned, file: str | Path, by_hand: set[str]) -> Experiment:
+        """The same with what was chosen for each run."""
+        with blaming(str(file)):
+            runs, chosen = found.apply(self.runs, by_hand, self.label)
+        how = {"file": str(file), **found.model_dump(mode="json", exclude={"cells"})}
+        return replace(self, runs=runs, chosen=chosen, tuned=how)
 
     def label(self, run: Run) -> str:
         """What tells a run from the others of this experiment."""
+        run = self._untuned(run)
         parts = [run.label]
         for section in ("data", "model", "partition"):
             if len(self._choices[section]) > 1:
@@ -161,9 +186,10 @@ class Experiment:
 
     def labels(self, run: Run) -> dict[str, Any]:
         """The same in columns: what tables say in front of a run's numbers."""
+        identity, run = run.identity, self._untuned(run)
         return {
             "experiment": self.name,
-            "run": run.identity,
+            "run": identity,
             "data": self._short("data", run),
             "model": self._short("model", run),
             "start": run.model.settings.start,
@@ -174,13 +200,19 @@ class Experiment:
             "settings": " ".join(self._settings(run)),
             "seed": run.seed,
             "cuts": run.algorithm.kind.cuts,
+            "tuned": self.chosen[identity].text if identity in self.chosen else "",
         }
 
-    def _check_labels(self) -> None:
+    def _untuned(self, run: Run) -> Run:
+        """The run as the grid has it: what was tuned is a method's own, and no part of what it is called."""
+        chosen = self.chosen.get(run.identity) if self.chosen else None
+        return run if chosen is None else chosen.run
+
+    def check_labels(self) -> None:
         """Two runs that a table can't tell apart would count as two seeds of one."""
         seen: dict[str, Run] = {}
         for run in self.runs:
-            labels = {key: value for key, value in self.labels(run).items() if key not in ("run", "start")}
+            labels = {key: value for key, value in self.labels(run).items() if key not in ("run", "start", "tuned")}
             other = seen.setdefault(json.dumps(labels), run)
             if other is not run:
                 theirs = dict(flat(other.as_dict()))
@@ -207,10 +239,11 @@ class Experiment:
     @cached_property
     def _choices(self) -> dict[str, list[dict[str, Any]]]:
         """The settings given to each of the plugins that the grid chooses from."""
+        untuned = [self._untuned(run) for run in self.runs]
         return {
             section: [
                 plugin.settings.model_dump(exclude_unset=True)
-                for plugin in {getattr(run, section).label: getattr(run, section) for run in self.runs}.values()
+                for plugin in {getattr(run, section).label: getattr(run, section) for run in untuned}.values()
             ]
             for section in PLUGINS
         }
@@ -302,7 +335,9 @@ def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value:
     allowed = (*PLUGINS, *SECTIONS) if into_grid else TOP_LEVEL
     if top not in allowed:
         raise BadInput(f"{'grid.' * into_grid}{key}: there is no such setting. {nearest(top, allowed)}")
-    if key in grid or into_grid:
+    if top == "tune" and rest:
+        tree["tune"] = {**dict(flat(tree.get("tune") or {})), rest: value}
+    elif key in grid or into_grid:
         grid[key] = value if isinstance(value, list) else [value]
         if not grid[key]:
             raise BadInput(f"grid.{key}: needs at least one value.")
@@ -323,6 +358,18 @@ def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value:
         for varied in [varied for varied in grid if varied.startswith(f"{key}.")]:
             del grid[varied]
         _put(tree, key, value)
+
+
+def _by_hand(given: Mapping[str, Any]) -> set[str]:
+    """The keys that a grid or ``--set`` decides: what was tuned doesn't take their place."""
+    found = set()
+    for key, value in given.items():
+        key = key.removeprefix("grid.")
+        found.add(key)
+        if key == "training":
+            every = value if isinstance(value, list) else [value]
+            found |= {f"{key}.{name}" for one in every if isinstance(one, Mapping) for name in one}
+    return found
 
 
 def _adds(key: str, value: Any) -> bool:

@@ -53,20 +53,24 @@ class Shelf:
         self._populations: dict[Any, Population] = {}
 
     def data(self, run: Run) -> Dataset:
-        source = run.data.settings
-        if source not in self._data:
+        key = self._key(run)
+        if key not in self._data:
             self._tell("loading", run.data.label)
-            self._data[source] = source.load()
-        return self._data[source]
+            self._data[key] = run.data.settings.read(run.evaluation.on)
+        return self._data[key]
 
     def digest(self, run: Run) -> str:
-        source = run.data.settings
-        if source not in self._digests:
-            self._digests[source] = self.data(run).digest()
-        return self._digests[source]
+        key = self._key(run)
+        if key not in self._digests:
+            self._digests[key] = self.data(run).digest()
+        return self._digests[key]
+
+    @staticmethod
+    def _key(run: Run) -> tuple[Any, str]:
+        return run.data.settings, run.evaluation.on
 
     def population(self, run: Run) -> Population:
-        key = (run.data.settings, run.partition.settings, run.seed)
+        key = (*self._key(run), run.partition.settings, run.seed)
         if key not in self._populations:
             self._populations[key] = split(run, self.data(run))
         return self._populations[key]

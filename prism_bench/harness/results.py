@@ -34,10 +34,11 @@ LABELS = [
     "settings",
     "seed",
     "cuts",
+    "tuned",
     "code",
 ]
-"""What says which run a row belongs to. ``cuts`` is false for full-model training, the reference; ``code`` is the hash
-of the code that made the run."""
+"""What says which run a row belongs to. ``cuts`` is false for full-model training, the reference; ``tuned`` says which
+settings were chosen on validation data; ``code`` is the hash of the code that made the run."""
 
 CELL = ["data", "model", "partition", "algorithm", "variant", "keep", "settings"]
 """What makes a row of a table: everything but the seed."""
@@ -61,7 +62,8 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
 
 def with_text(frame: pd.DataFrame) -> pd.DataFrame:
     """Empty text comes back from a CSV as missing, and groupby would drop such rows."""
-    texts = {column: frame[column].astype(object).fillna("").astype(str) for column in CELL if column in frame}
+    columns = [column for column in (*CELL, "tuned") if column in frame]
+    texts = {column: frame[column].astype(object).fillna("").astype(str) for column in columns}
     return frame.assign(**texts)
 
 

@@ -9,7 +9,8 @@ import shlex
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.files import write_csv, write_json
 from prism_bench.core.seeds import stream
+from prism_bench.engine import regime
 from prism_bench.engine.executors import MakeExecutor
 from prism_bench.engine.federation import Federation
 from prism_bench.engine.hardware import choose_device
@@ -32,6 +34,7 @@ from prism_bench.harness.experiment import About, Experiment, blaming
 from prism_bench.harness.jobs import Shelf, Tell, one_by_one, side_by_side
 from prism_bench.harness.results import MANIFEST, Results
 from prism_bench.harness.run_folder import Busy, RunFolder
+from prism_bench.harness.tuned import NOT_TUNED
 
 ANY_CODE = "all"
 """Accepts finished runs whatever their code."""
@@ -80,7 +83,7 @@ def carry_out(
     else:
         folders = _accepted(experiment.runs, folders, accept, tell)
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    about = manifest(experiment, folders)
+    about = manifest(experiment, folders, shelf)
     write_json(about, out / MANIFEST)
     first = experiment.runs[0]
     tell("begin", experiment, shelf.data(first), shelf.population(first), str(device))
@@ -201,15 +204,17 @@ def check_runs(runs: Sequence[Run], shelf: Shelf) -> None:
             Federation(run, data, population, Execution(device="cpu"))
 
 
-def manifest(experiment: Experiment, folders: Sequence[RunFolder]) -> dict[str, Any]:
-    """What a folder of results says of itself, `results.Results.about`."""
+def manifest(experiment: Experiment, folders: Sequence[RunFolder], shelf: Shelf | None = None) -> dict[str, Any]:
+    """What a folder of results says of itself, `results.Results.about`. ``shelf`` has the data, where it is at hand."""
     return {
         "name": experiment.name,
         **experiment.about.model_dump(mode="json", exclude={"values"}),
         "size": experiment.size,
         "note": experiment.note,
-        "command": _command(),
+        "tuned": experiment.tuned,
+        "command": command(),
         "settings": _common([run.as_dict() for run in experiment.runs]),
+        "regime": {"own": regime.of_runs(experiment.runs, _known(shelf)), "paper": _paper_regime(experiment)},
         "runs": [
             {
                 "folder": folder.path.name,
@@ -223,7 +228,24 @@ def manifest(experiment: Experiment, folders: Sequence[RunFolder]) -> dict[str, 
     }
 
 
-def _command() -> str:
+def _known(shelf: Shelf | None) -> Callable[[Run], regime.Known]:
+    """What tells how much is known of a run's data."""
+    if shelf is None:
+        return regime.known_of
+    return lambda run: regime.Known(shelf.population(run).sizes, shelf.data(run).signature)
+
+
+def _paper_regime(experiment: Experiment) -> list[dict[str, Any]]:
+    """The regime at the experiment's full size, to be read beside that of its scaled one."""
+    if experiment.size == "scaled":
+        with suppress(BadInput):  # it came as a mapping, which is no longer there
+            a_file = Path(experiment.origin).is_file()
+            source = experiment.origin if a_file else experiment.origin.removesuffix(".yaml")
+            return regime.of_runs(Experiment.load(source, size="paper", tuned=NOT_TUNED).runs, regime.known_of)
+    return []
+
+
+def command() -> str:
     """What was typed; nothing where a script of the user's runs the experiment."""
     typed = Path(sys.argv[0]).stem in ("prism-bench", "__main__")
     # Without --fresh, which would not go on with what there is.
@@ -263,17 +285,19 @@ def run(
     jobs: int = 1,
     callbacks: Iterable[Callback] = (),
     accept: Sequence[str] = (),
+    tuned: str | Path | None = None,
 ) -> pd.DataFrame:
     """Run an experiment and return one row per run and round.
 
     ``experiment`` is a name, a YAML file or a mapping; ``overrides`` are dotted keys (``{"training.rounds": 5}``).
     Where an algorithm's name may stand, so may its class or an instance: ``{"algorithm": [Mine, Mine(step=2)]}``.
     Nothing is kept unless ``out`` names a folder; with it, runs are kept there, resumed and not run again; ``accept``
-    names other code whose finished runs count too. A run that fails is warned of and left out. ``jobs`` above 1 starts
+    names other code whose finished runs count too. ``tuned`` names a file of settings that `prism-bench tune` chose, in
+    place of the experiment's own, or is ``"none"``. A run that fails is warned of and left out. ``jobs`` above 1 starts
     processes: a script that uses it needs the usual ``if __name__ == "__main__":``.
     """
     extra = {} if device is None else {"execution.device": device}
-    loaded = Experiment.load(experiment, {**(overrides or {}), **extra}, seeds, size)
+    loaded = Experiment.load(experiment, {**(overrides or {}), **extra}, seeds, size, tuned)
     outcome = carry_out(loaded, Path(out) if out else None, jobs=jobs, callbacks=callbacks, accept=accept)
     for label, error in outcome.failed.items():
         warnings.warn(f"{label} failed: {error}", stacklevel=2)

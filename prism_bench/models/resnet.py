@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt
@@ -36,20 +36,19 @@ class Block(nn.Module):
 class ResNet(Network):
     """Stages of residual blocks; each stage halves the map and doubles the width."""
 
-    def __init__(self, data: Signature, width: int, blocks: tuple[int, ...], recompute: bool) -> None:
+    def __init__(self, data: Signature, width: int, blocks: tuple[int, ...], stride: int, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
         require_images(data)
         features = Axis("stage1", width, stream=True)
-        self.stem = Conv2d(Axis("input", data.shape[0], "fixed"), features, 3)
+        self.stem = Conv2d(Axis("input", data.shape[0], "fixed"), features, 3, stride)
         self.norm = BatchNorm2d(features)
         self.blocks = nn.ModuleList()
         for stage, count in enumerate(blocks, start=1):
             outputs = Axis(f"stage{stage}", width * 2 ** (stage - 1), stream=True)
             for number in range(count):
                 inner = Axis(f"stage{stage}.{number}", outputs.size)
-                stride = 2 if stage > 1 and number == 0 else 1
-                self.blocks.append(Block(features, inner, outputs, stride))
+                self.blocks.append(Block(features, inner, outputs, 2 if stage > 1 and number == 0 else 1))
                 features = outputs
         self.classifier = Linear(features, Axis("classes", data.classes, "fixed"))
         self.paper_layers = tuple(f"blocks.{n}.conv{c}" for n in range(len(self.blocks)) for c in (1, 2))
@@ -67,6 +66,7 @@ class ResNet18(Model):
 
     width: PositiveInt = 64
     blocks: tuple[PositiveInt, ...] = (2, 2, 2, 2)
+    stride: Literal[1, 2] = Field(1, description="of the first convolution; 2: all maps have half the side")
     recompute: bool = Field(
         False,
         description="keep each block's input only and compute the block again on the way back: much less activation "
@@ -75,4 +75,4 @@ class ResNet18(Model):
     usual: ClassVar[Signature] = Signature((3, 32, 32), 10)
 
     def build(self, data: Signature) -> ResNet:
-        return ResNet(data, self.width, self.blocks, self.recompute)
+        return ResNet(data, self.width, self.blocks, self.stride, self.recompute)

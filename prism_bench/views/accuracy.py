@@ -14,10 +14,13 @@ from prism_bench.analysis.report.cells import (
     Sheet,
     bold_caption,
     cost_columns,
+    labels_of,
     number,
     paper_caption,
     sheet_of,
     spread,
+    tuned_caption,
+    tuned_labels,
     with_bold,
 )
 from prism_bench.analysis.report.plots import (
@@ -60,7 +63,8 @@ def sheet(frame: pd.DataFrame, form: Form) -> Sheet:
     else:
         columns |= cost_columns()
     beside = paper_caption(frame) if paper else PAYS
-    return sheet_of(frame, form, columns, [ACCURACY, DROP if dropped else "", beside, bold_caption(frame)])
+    caption = [ACCURACY, DROP if dropped else "", beside, bold_caption(frame), tuned_caption(frame)]
+    return sheet_of(frame, form, columns, caption, [*labels_of(frame), *tuned_labels(frame)])
 
 
 def draw(rounds: pd.DataFrame) -> Figure:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from prism_bench.analysis.report import tables
-from prism_bench.analysis.report.cells import PAYS, Cell, Form, Row, Sheet, cost_columns, number, sheet_of
+from prism_bench.analysis.report.cells import Cell, Form, Row, Sheet, cost_columns, number, pays, recorded, sheet_of
 from prism_bench.analysis.report.plots import (
     Nothing,
     add_legend,
@@ -22,32 +22,31 @@ from prism_bench.analysis.report.plots import (
     within,
 )
 from prism_bench.analysis.view import Picture, Table, View
-from prism_bench.harness.results import COSTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-COST_TITLES = dict(
-    zip(
-        COSTS,
-        ("parameters of a client", "MACs of a client", "activation memory of a client", "bytes to and from a client"),
-        strict=True,
-    )
-)
+COST_TITLES = {
+    "parameters": "parameters of a client",
+    "macs": "MACs of a client",
+    "activation_bytes": "activation memory of a client",
+    "training_bytes": "all memory of a client's training",
+    "transfer_bytes": "bytes to and from a client",
+}
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 
 
 def sheet(frame: pd.DataFrame, form: Form) -> Sheet:
     """Show what a client pays, as it runs; then the paper's count."""
-    columns = cost_columns()
+    columns = cost_columns(frame)
     paper = [cost for cost in tables.PAPER_COSTS if f"paper_{cost}" in frame]
     for cost in paper:
         name, _, unit = cost.partition("_")
         columns[f"{name}, {unit}\nours | paper | difference"] = _beside_paper(cost)
     convention = "Ours beside the paper's: counted in its convention." if paper else ""
-    return sheet_of(frame, form, columns, [PAYS, convention])
+    return sheet_of(frame, form, columns, [pays(frame), convention])
 
 
 def _beside_paper(cost: str) -> Callable[[Row], Cell]:
@@ -70,12 +69,13 @@ def _beside_paper(cost: str) -> Callable[[Row], Cell]:
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw accuracy against what a client pays, with the Pareto front: equal keep ratios are not equal costs."""
     cells = prepared(tables.table(frame))
-    if all(cells[f"{cost}_%"].nunique() < 2 for cost in COSTS):
+    costs = recorded(cells)
+    if all(cells[f"{cost}_%"].nunique() < 2 for cost in costs):
         raise Nothing("costs: all cells cost the same, so there is nothing to set their accuracy against.")
     contexts, keeps = contexts_of(cells), list(dict.fromkeys(cells["keep"]))
     looks, markers = looks_of(cells), _cycle(keeps, MARKERS)
-    figure, axes = grid(4 * len(contexts), columns=2 if len(contexts) == 1 else 4)
-    places = [(context, cost) for context in contexts for cost in COSTS]
+    figure, axes = grid(len(costs) * len(contexts), math.ceil(len(costs) / 2) if len(contexts) == 1 else len(costs))
+    places = [(context, cost) for context in contexts for cost in costs]
     for (context, cost), panel in zip(places, axes, strict=True):
         here = within(cells, contexts[context])
         front = here.iloc[pareto(here[f"{cost}_%"].tolist(), here["accuracy"].tolist())]

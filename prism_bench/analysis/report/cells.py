@@ -15,13 +15,20 @@ Row = dict[Hashable, Any]
 Columns = dict[str, Callable[[Row], "Cell"]]
 """What stands in each column of numbers, by its head."""
 
-COST_NAMES = dict(zip(COSTS, ("params", "MACs", "memory", "bytes"), strict=True))
+COST_NAMES = {
+    "parameters": "params",
+    "macs": "MACs",
+    "activation_bytes": "memory",
+    "training_bytes": "all memory",
+    "transfer_bytes": "bytes",
+}
 
 PAIRED = "In points of accuracy, under equal seeds: mean ± std (pairs)."
 PAYS = (
     "Costs of one client in one round, and in % of full-model training: parameters, MACs of one sample's forward pass, "
     "activations kept for one batch's backward pass, bytes sent down and up."
 )
+ALL_MEMORY = "All memory: the activations, the parameters, their gradients and what the optimiser keeps."
 BEST = "Bold: the best of those that cut, at equal data, model, partition, settings and keep ratio."
 
 
@@ -107,9 +114,37 @@ def bold_caption(frame: pd.DataFrame) -> str:
     return BEST if frame["bold"].any() else ""
 
 
-def cost_columns() -> Columns:
-    """Show each cost, and what share it is of full-model training's."""
-    return {name: with_share(cost, f"{cost}_%", human) for cost, name in COST_NAMES.items()}
+def tuned_labels(frame: pd.DataFrame) -> list[str]:
+    """Name the column that says what was chosen on validation data, where something was."""
+    return ["tuned"] if "tuned" in frame and frame["tuned"].fillna("").any() else []
+
+
+def tuned_caption(frame: pd.DataFrame) -> str:
+    """Say what was tuned, where something was, and how many tries it had."""
+    if not tuned_labels(frame):
+        return ""
+    said = [text.rpartition("; ") for text in frame["tuned"].fillna("") if text]
+    names = dict.fromkeys(one.rpartition(" ")[0] for values, _, _ in said for one in values.split(", "))
+    tries = sorted({int(tries.partition(" ")[0]) for _, _, tries in said})
+    many = " to ".join(map(str, dict.fromkeys((tries[0], tries[-1]))))
+    what = ", ".join("learning rate" if name == "lr" else name for name in names)
+    return f"Tuned per method and capacity on validation data: {what}; {many} tries each."
+
+
+def cost_columns(frame: pd.DataFrame | None = None) -> Columns:
+    """Show each cost that the results have, and what share it is of full-model training's."""
+    costs = COSTS if frame is None else recorded(frame)
+    return {COST_NAMES[cost]: with_share(cost, f"{cost}_%", human) for cost in costs}
+
+
+def recorded(frame: pd.DataFrame) -> list[str]:
+    """List the costs that the results have: older ones have fewer."""
+    return [cost for cost in COST_NAMES if cost in frame and frame[cost].notna().any()]
+
+
+def pays(frame: pd.DataFrame) -> str:
+    """Say what the columns of costs are."""
+    return join([PAYS, ALL_MEMORY if "training_bytes" in recorded(frame) else ""])
 
 
 def paper_caption(frame: pd.DataFrame) -> str:

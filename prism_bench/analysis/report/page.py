@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_bench.analysis import regime
 from prism_bench.analysis.report import plots, sheets, tables
 from prism_bench.analysis.report.cells import Form, Sheet
 from prism_bench.analysis.report.places import every_folder, write
@@ -98,6 +99,7 @@ def _about(results: Results) -> str:
         "Stands for": about.get("reference"),
         "Size": about.get("size"),
         "Scaled": about.get("note"),
+        "Regime": regime.of_results(results).removeprefix("Regime: "),
         "Runs": f"{results.expected - len(missing)} of {results.expected} done" if missing else str(results.expected),
         "Folder": str(results.folder),
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from rich.table import Table
 
+from prism_bench.analysis import regime
 from prism_bench.analysis.report import tables
 from prism_bench.analysis.report.cells import (
     PAIRED,
@@ -100,8 +101,13 @@ def title_of(results: Results) -> str:
     return f"{name}: {description}" if description else str(name)
 
 
+def with_regime(sheet: Sheet, results: Results) -> Sheet:
+    """Say below a table in which regime its numbers were made, as far as that is known."""
+    return replace(sheet, caption=join([sheet.caption, regime.of_results(results)]))
+
+
 def show(results: Results, width: int) -> Table:
     """Lay out the table that an experiment is about, for a terminal of that width."""
     own, numbers = first_table(results)
     form = Form(title_of(results), note=results.about.get("note") or "")
-    return text(own.sheet(numbers, form), width)
+    return text(with_regime(own.sheet(numbers, form), results), width)

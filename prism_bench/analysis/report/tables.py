@@ -41,7 +41,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         "accuracy": accuracy,
         "std": cells["accuracy"].std(ddof=1),
         "n": cells["accuracy"].count(),
-        **{name: cells[name].mean() for name in ("best", "accuracy_full", "accuracy_trained")},
+        **{name: cells[name].mean() for name in ("best", "accuracy_full", "accuracy_trained", *by_client(runs))},
         **_costs(cells),
         "seconds": cells["seconds"].mean(),
         "drop": cells["drop"].mean(),
@@ -59,10 +59,18 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     if _given(runs, "paper_source"):
         columns["paper_source"] = cells["paper_source"].first()
     columns["cuts"] = cells["cuts"].first()
+    if "tuned" in runs and runs["tuned"].any():
+        columns["tuned"] = cells["tuned"].first()
     if "code" in runs:
         # Finished runs of older code may have been accepted: a row says what made it.
         columns["code"] = cells["code"].agg(lambda codes: " ".join(dict.fromkeys(codes.dropna().astype(str))))
     return _frame(columns)
+
+
+def by_client(frame: pd.DataFrame) -> list[str]:
+    """Name the columns that say how good the model of a client of each capacity is; older results have none."""
+    numbered = sorted((name for name in frame if name.startswith("accuracy_client_")), key=lambda n: (len(n), n))
+    return [*numbered, *(["accuracy_worst"] if "accuracy_worst" in frame else [])]
 
 
 def differences(frame: pd.DataFrame, against: str | None = None) -> pd.DataFrame:
