@@ -132,7 +132,7 @@ class PriSM(OrthogonalAlgorithm):
         return self.first_channels(keep) or super().client_model(keep)
 
     def first_channels(self, keep: float) -> ServerModel | None:
-        """The rebuilt model in the channels of that capacity; None where they are all, or not the same in all rounds."""
+        """The rebuilt model in the channels of that capacity; None where they are all, or change by round."""
         if self.params.channels not in ("prefix", "inner", "rows"):
             return None
         channels = self.channels(0, keep, {}, self.random(0))

@@ -54,8 +54,8 @@ class PriSMVariants(PriSM):
             raise BadInput("algorithm.importance: 'part' needs channels that don't follow the kernels; use 'whole'.")
         if params.importance == "part" and params.deploy == "expected" and params.channels in ("rolling", "random"):
             raise BadInput(
-                "algorithm.deploy: 'expected' with importance 'part' needs channels that are the same in all rounds, as "
-                "a kernel's probability follows from them; use channels 'prefix' or importance 'whole'."
+                "algorithm.deploy: 'expected' with importance 'part' needs channels that are the same in all rounds, "
+                "as a kernel's probability follows from them; use channels 'prefix' or importance 'whole'."
             )
 
     def build(self, network: Network, seed: int) -> None:

@@ -24,7 +24,7 @@ def rounds_of(*rows, **labels):
             row = base | {"algorithm": algorithm, "keep": keep, "seed": seed} | labels
             row |= {"run": " ".join(str(row[key]) for key in ("partition", "algorithm", "variant", "keep", "seed"))}
             row |= {"cuts": algorithm != "fedavg", "round": number}
-            row |= {} if row["cuts"] else {cost: row[f"full_{cost}"] for cost in COSTS}
+            row |= {} if row["cuts"] else {cost: row[f"full_{cost}"] for cost in COSTS if cost in row}
             row |= {"accuracy": accuracy, "accuracy_full": accuracy - 1, "accuracy_trained": accuracy}
             records.append(row)
     return pd.DataFrame(records)

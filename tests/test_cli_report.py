@@ -135,7 +135,7 @@ def test_where_there_is_nothing_at_all(here):
         (["table", "small", "--against", "prism", "--wide"], "--against: is a table of its own"),
         (["table", "small", "--wide", "--show", "time"], "--wide: is for accuracies, not for time."),
         (["table", "small", "--show", "cost"], "--show cost: there is no such table. Did you mean 'costs'?"),
-        (["table", "small", "--show", "rank"], "--show rank: there is no such table. Known: accuracy, costs, drops"),
+        (["table", "small", "--show", "rank"], "there is no such table. Known: accuracy, clients, costs, drops"),
         (["plot", "small", "--show", "curve"], "--show curve: there is no such picture. Did you mean 'curves'?"),
         (["table", "tiny", "--size", "papper"], "--size papper: there is no such size. Did you mean 'paper'?"),
         (["table", "small", "--format", "word"], "'word' is not one of"),
@@ -174,8 +174,8 @@ def test_plot_writes_what_the_experiment_is_about(small, here, tmp_path):
 
 
 @pytest.mark.parametrize(("command", "names"), [
-    ("table", ("accuracy", "drops", "costs", "time")),
-    ("plot", ("curves", "drops", "costs", "time", "rank", "sampling", "features", "parts")),
+    ("table", ("accuracy", "clients", "drops", "costs", "time")),
+    ("plot", ("clients", "curves", "drops", "costs", "time", "rank", "sampling", "features", "parts")),
 ])  # fmt: skip
 def test_every_view_and_picture_can_be_asked_for(here, command, names):
     code, printed, _ = here(command, "--help")

@@ -38,7 +38,8 @@ def test_exclusive_draws_among_the_strong_alone():
     assert len(strong) == 8
     for round in range(20):
         cohort = one.cohort(round)
-        assert len(cohort) == 5 and {client.keep for client in cohort} == {0.4}
+        assert len(cohort) == 5
+        assert {client.keep for client in cohort} == {0.4}
         assert {client.number for client in cohort} <= set(strong.tolist())
     drawn = {client.number for round in range(40) for client in one.cohort(round)}
     assert drawn == set(strong.tolist()), "each of them takes part"
@@ -52,7 +53,8 @@ def test_exclusive_with_fewer_strong_clients_than_active_ones():
 def test_exclusive_where_capacities_are_redrawn():
     one = federation("exclusive", capacity={"keep": [0.4, 0.2], "share": [0.4, 0.6], "redraw": True})
     cohort = one.cohort(3)
-    assert {client.keep for client in cohort} == {0.4} and len({client.number for client in cohort}) == 5
+    assert {client.keep for client in cohort} == {0.4}
+    assert len({client.number for client in cohort}) == 5
 
 
 def test_exclusive_is_origdrop_where_all_are_equal():
@@ -136,7 +138,8 @@ def written(owners=("a", "a", "b"), tested=("b", "a", "a", "c")) -> Dataset:
 def test_clients_are_tested_on_their_writers_samples():
     by = ByClient(written(), Population.from_owners(np.array([1, 1, 0]), 3))
     accuracies = by.accuracies(np.array([True, True, False, True]))
-    assert accuracies[:2].tolist() == [100.0, 50.0] and np.isnan(accuracies[2]), "the third has no samples"
+    assert accuracies[:2].tolist() == [100.0, 50.0]
+    assert np.isnan(accuracies[2]), "the third has no samples"
 
 
 def test_without_writers_clients_are_tested_by_their_labels():

@@ -36,7 +36,7 @@ def results(tmp_path_factory):
 def baseline(results, tmp_path, here):
     code, printed, _ = here("check", "base.csv", str(results), "--update")
     assert code == 0
-    assert "base.csv: 13 numbers" in " ".join(printed.split())
+    assert "base.csv: 15 numbers" in " ".join(printed.split())
     return tmp_path / "base.csv"
 
 
@@ -51,7 +51,7 @@ def changed(baseline, metric, value, algorithm="prism"):
 
 def test_what_a_baseline_records(baseline):
     frame = gate.read(baseline)
-    costs = ["parameters", "macs", "activation_bytes", "transfer_bytes"]
+    costs = ["parameters", "macs", "activation_bytes", "training_bytes", "transfer_bytes"]
     assert frame[frame["algorithm"] == "fedavg"]["metric"].tolist() == ["accuracy", *costs, "overhead"]
     assert frame[frame["algorithm"] == "prism"]["metric"].tolist() == ["accuracy", *costs, "train_time", "overhead"]
     assert dict(zip(frame["metric"], frame["better"], strict=True)) == {
@@ -63,7 +63,7 @@ def test_what_a_baseline_records(baseline):
 def test_nothing_moved(baseline, results, here):
     code, printed, _ = here("check", "base.csv", str(results))
     assert code == 0
-    assert "13 within tolerance, 13 of them unchanged." in printed
+    assert "15 within tolerance, 15 of them unchanged." in printed
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_cant_be_compared(baseline, results, here, tmp_path):
     frame.assign(identity="0" * 12).to_csv(baseline, index=False)
     code, printed, _ = here("check", "base.csv", str(results))
     assert code == 2
-    assert "13 other: the settings or seeds are not those of the baseline" in printed
+    assert "15 other: the settings or seeds are not those of the baseline" in printed
 
 
 def test_other_seeds_are_other_results(baseline, tmp_path, here):
@@ -166,7 +166,7 @@ def test_numbers_that_the_baseline_has_not(baseline, results, here):
     gate.read(baseline).iloc[:6].to_csv(baseline, index=False)
     code, printed, _ = here("check", "base.csv", str(results))
     assert code == 0
-    assert "7 numbers of the results are not in the baseline" in printed
+    assert "8 numbers of the results are not in the baseline" in printed
 
 
 def test_tolerances_that_somebody_set_stay(baseline, results, here):

@@ -157,7 +157,7 @@ def test_what_there_is_nothing_for():
         plot(rounds_of(("prism", "0.2", 0, [50])), "costs")
     with pytest.raises(BadInput, match="rank: the results have nothing of the kind"):
         plot(pd.DataFrame(), "rank")
-    with pytest.raises(BadInput, match=r"pie: there is no such picture. .*Known: costs, curves, drops"):
+    with pytest.raises(BadInput, match=r"pie: there is no such picture. .*Known: clients, costs, curves, drops"):
         plot(ROUNDS, "pie")
 
 

@@ -525,5 +525,5 @@ def test_what_is_deployed_is_chosen_on_the_same_runs(tmp_path):
 
 def test_only_models_that_every_run_has_can_be_deployed():
     tree = SMALL | {"grid": {"algorithm": ["prism"]}, "tune": {"algorithm.deploy": ["full", "expected"]}}
-    with pytest.raises(BadInput, match="tune.algorithm.deploy: 'full' and 'trained' can be chosen from"):
+    with pytest.raises(BadInput, match=r"tune.algorithm.deploy: 'full' and 'trained' can be chosen from"):
         planned(tree)

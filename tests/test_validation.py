@@ -52,14 +52,18 @@ def test_validation_is_apart_from_training_and_from_the_test_set(written):
     source = Numbered(written=written, validation=0.1)
     whole, tested, validated = source.load(), source.read("test"), source.read("validation")
     held = set(rows(validated.test))
-    assert len(held) == (30 if written else 32) and held <= set(rows(whole.train))
-    assert not held & set(rows(whole.test)) and not held & set(rows(tested.train))
-    assert rows(tested.train) == rows(validated.train) and len(tested.train) == 300 - len(held)
+    assert len(held) == (30 if written else 32)
+    assert held <= set(rows(whole.train))
+    assert not held & set(rows(whole.test))
+    assert not held & set(rows(tested.train))
+    assert rows(tested.train) == rows(validated.train)
+    assert len(tested.train) == 300 - len(held)
     assert rows(tested.test) == rows(whole.test)
     if written:
         assert set(validated.test_owners) == set(whole.owners), "some of every writer's"
         for data in (tested, validated):
-            assert len(data.owners) == len(data.train) and len(data.test_owners) == len(data.test)
+            assert len(data.owners) == len(data.train)
+            assert len(data.test_owners) == len(data.test)
     else:
         assert torch.bincount(validated.test.labels).tolist() == [8, 8, 8, 8], "a tenth of each class's 75"
 
@@ -100,7 +104,7 @@ def test_a_run_on_validation_never_sees_the_test_set():
 
 
 def test_validation_without_validation_data_is_an_error():
-    with pytest.raises(BadInput, match="evaluation.on: 'validation' needs validation data; set data.validation"):
+    with pytest.raises(BadInput, match=r"evaluation.on: 'validation' needs validation data; set data.validation"):
         prism_bench.run(TREE | {"evaluation": {"on": "validation"}})
 
 
@@ -135,4 +139,5 @@ def test_evaluation_batches_are_like_the_whole_in_any_order_of_labels():
         return torch.zeros(len(x), 10)
 
     evaluate(ServerModel(forward, {}), data, 44)
-    assert len(seen) == 10 and min(seen) >= 8
+    assert len(seen) == 10
+    assert min(seen) >= 8

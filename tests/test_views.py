@@ -20,7 +20,7 @@ from prism_bench.harness.experiment import Experiment
 from prism_bench.harness.results import Results
 from prism_bench.harness.runner import carry_out
 
-BUILT_IN = ["accuracy", "costs", "drops", "features", "parts", "rank", "sampling", "time"]
+BUILT_IN = ["accuracy", "clients", "costs", "drops", "features", "parts", "rank", "sampling", "time"]
 
 MINE = '''
 """How large the steps of the server are: a view of somebody else's, in one file."""
@@ -101,7 +101,7 @@ def install(tmp_path, monkeypatch):
 
 def test_ours_are_all_there():
     assert list(every_view()) == BUILT_IN
-    assert list(tables()) == ["accuracy", "costs", "drops", "time"]
+    assert list(tables()) == ["accuracy", "clients", "costs", "drops", "time"]
     assert sorted(pictures()) == sorted({*BUILT_IN, "curves"} - {"accuracy"})
     assert len({view.heading for view in every_view().values()}) == len(BUILT_IN)
 

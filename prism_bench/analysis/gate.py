@@ -49,7 +49,7 @@ def _experiment(folder: Path) -> list[dict[str, Any]]:
     for labels, cell in runs.groupby(CELL, sort=False):
         where = {"experiment": results.about["name"], **dict(zip(CELL, labels, strict=True))}
         where["identity"] = identity({"runs": sorted(cell["run"])})
-        numbers = {"accuracy": "accuracy", **dict.fromkeys(COSTS, "costs")}
+        numbers = {"accuracy": "accuracy", **{cost: "costs" for cost in COSTS if cost in cell}}
         numbers |= {"train_time": "time"} if cell["train_time"].notna().all() else {}
         numbers["overhead"] = "share"
         for metric, kind in numbers.items():

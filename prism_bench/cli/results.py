@@ -58,8 +58,8 @@ def table(
         str | None,
         typer.Option(
             metavar="VIEW",
-            help="accuracy with costs; drops: minus full-model training; costs of a client; time by stage; or an "
-            "installed view that has a table.",
+            help="accuracy with costs; drops: minus full-model training; costs of a client; clients: what they would "
+            "run; time by stage; or an installed view that has a table.",
             show_default="what the experiment is about",
         ),
     ] = None,
@@ -119,8 +119,9 @@ def plot(
         typer.Option(
             metavar="PICTURE",
             help="Which picture, again for more: learning curves; drops against full-model training; accuracy against "
-            "costs; time by stage; rank over the rounds; sampling of the kernels; features that they see; "
-            "parts, the sub-models that clients are sent, beside the full model; or that of an installed view.",
+            "costs; clients: what those of each capacity would run; time by stage; rank over the rounds; sampling of "
+            "the kernels; features that they see; parts, the sub-models that clients are sent, beside the full model; "
+            "or that of an installed view.",
             show_default="what the experiment is about",
         ),
     ] = None,

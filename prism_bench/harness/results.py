@@ -43,7 +43,9 @@ settings were chosen on validation data; ``code`` is the hash of the code that m
 CELL = ["data", "model", "partition", "algorithm", "variant", "keep", "settings"]
 """What makes a row of a table: everything but the seed."""
 
-COSTS = ["parameters", "macs", "activation_bytes", "transfer_bytes"]
+COSTS = ["parameters", "macs", "activation_bytes", "training_bytes", "transfer_bytes"]
+LATER = ["training_bytes"]
+"""Costs that older results don't have."""
 
 
 def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -174,7 +176,8 @@ class Results:
             frame = pd.read_csv(file, dtype=dict.fromkeys(CELL, str))
         except (OSError, ValueError) as error:
             raise BadInput(f"{file}: can't be read: {error}") from None
-        needed = ["run", "seed", "round", *CELL] + (["accuracy", "seconds", *COSTS] if name == "rounds" else [])
+        costs = [cost for cost in COSTS if cost not in LATER]
+        needed = ["run", "seed", "round", *CELL] + (["accuracy", "seconds", *costs] if name == "rounds" else [])
         absent = [column for column in needed if column not in frame]
         if absent:
             raise BadInput(f"{file}: has no column '{absent[0]}'; prism-bench run writes such a file.")

@@ -34,7 +34,7 @@ SHARE = 0.1
 """The share of the training samples to choose on, where the experiment has none of its own."""
 
 DEPLOY = "algorithm.deploy"
-"""Says which of a run's models counts, and changes nothing else: both are evaluated in every run, so it costs no try."""
+"""Says which of a run's models counts, and changes nothing else: both are evaluated in every run, so it is no try."""
 
 LOST = -math.inf
 """What a try scores that came to no end."""
@@ -303,14 +303,14 @@ def _ends(experiment: Experiment, outcome: Outcome) -> dict[str, _End]:
     """How each run of a rung ended, by its identity."""
     every = {"accuracy": "", "accuracy_full": "full", "accuracy_trained": "trained"}
     columns = {name: deploy for name, deploy in every.items() if name in outcome.rounds}
-    final = outcome.rounds.groupby("run")[list(columns)].last() if columns else pd.DataFrame()
+    final = outcome.rounds.groupby("run")[list(columns)].last().to_dict("index") if columns else {}
     ends = {}
     for run in experiment.runs:
         error = outcome.failed.get(experiment.label(run), "")
         # All that diverges says so, and anything else that goes wrong is no fault of the settings.
         status = "diverged" if "a smaller training.lr may help" in error else "failed"
-        there = run.identity in final.index and not error
-        done = {columns[name]: value for name, value in final.loc[run.identity].items()} if there else {}
+        there = run.identity in final and not error
+        done = {deploy: final[run.identity][name] for name, deploy in columns.items()} if there else {}
         ends[run.identity] = _End(done, "done") if there else _End({}, status, error)
     return ends
 

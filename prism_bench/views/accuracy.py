@@ -8,7 +8,6 @@ import pandas as pd
 
 from prism_bench.analysis.report import tables
 from prism_bench.analysis.report.cells import (
-    PAYS,
     Columns,
     Form,
     Sheet,
@@ -17,6 +16,7 @@ from prism_bench.analysis.report.cells import (
     labels_of,
     number,
     paper_caption,
+    pays,
     sheet_of,
     spread,
     tuned_caption,
@@ -61,8 +61,8 @@ def sheet(frame: pd.DataFrame, form: Form) -> Sheet:
         columns["paper"] = spread("paper_accuracy", "paper_std", None, form.digits)
         columns["difference"] = number("paper_difference", form.digits, sign=True)
     else:
-        columns |= cost_columns()
-    beside = paper_caption(frame) if paper else PAYS
+        columns |= cost_columns(frame)
+    beside = paper_caption(frame) if paper else pays(frame)
     caption = [ACCURACY, DROP if dropped else "", beside, bold_caption(frame), tuned_caption(frame)]
     return sheet_of(frame, form, columns, caption, [*labels_of(frame), *tuned_labels(frame)])
 

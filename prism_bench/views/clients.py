@@ -79,8 +79,8 @@ VIEW = View(
     picture=Picture(
         name="clients",
         draw=draw,
-        caption="Test accuracy of the server's model, of the sub-model that a client of each capacity would run, and of "
-        "the tenth of the clients that fare worst.",
+        caption="Test accuracy of the server's model, of the sub-model that a client of each capacity would run, and "
+        "of the tenth of the clients that fare worst.",
         needs=("accuracy",),
     ),
 )

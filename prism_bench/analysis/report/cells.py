@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from prism_bench.analysis.report.tables import CONTEXT
-from prism_bench.harness.results import CELL, COSTS
+from prism_bench.harness.results import CELL
 
 Row = dict[Hashable, Any]
 Columns = dict[str, Callable[[Row], "Cell"]]
@@ -131,10 +131,9 @@ def tuned_caption(frame: pd.DataFrame) -> str:
     return f"Tuned per method and capacity on validation data: {what}; {many} tries each."
 
 
-def cost_columns(frame: pd.DataFrame | None = None) -> Columns:
+def cost_columns(frame: pd.DataFrame) -> Columns:
     """Show each cost that the results have, and what share it is of full-model training's."""
-    costs = COSTS if frame is None else recorded(frame)
-    return {COST_NAMES[cost]: with_share(cost, f"{cost}_%", human) for cost in costs}
+    return {COST_NAMES[cost]: with_share(cost, f"{cost}_%", human) for cost in recorded(frame)}
 
 
 def recorded(frame: pd.DataFrame) -> list[str]:

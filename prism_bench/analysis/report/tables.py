@@ -42,7 +42,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         "std": cells["accuracy"].std(ddof=1),
         "n": cells["accuracy"].count(),
         **{name: cells[name].mean() for name in ("best", "accuracy_full", "accuracy_trained", *by_client(runs))},
-        **_costs(cells),
+        **_costs(cells, runs),
         "seconds": cells["seconds"].mean(),
         "drop": cells["drop"].mean(),
         "drop_std": cells["drop"].std(ddof=1),
@@ -69,7 +69,8 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def by_client(frame: pd.DataFrame) -> list[str]:
     """Name the columns that say how good the model of a client of each capacity is; older results have none."""
-    numbered = sorted((name for name in frame if name.startswith("accuracy_client_")), key=lambda n: (len(n), n))
+    names = [str(name) for name in frame]
+    numbered = sorted((name for name in names if name.startswith("accuracy_client_")), key=lambda n: (len(n), n))
     return [*numbered, *(["accuracy_worst"] if "accuracy_worst" in frame else [])]
 
 
@@ -118,7 +119,7 @@ def costs(frame: pd.DataFrame) -> pd.DataFrame:
     """
     runs = runs_of(frame)
     cells = runs.groupby([label for label in CELL if label != "partition"], sort=False)
-    columns = _costs(cells)
+    columns = _costs(cells, runs)
     for cost in PAPER_COSTS:
         ours, theirs = f"convention_{cost}", f"paper_{cost}"
         columns |= {name: cells[name].mean() for name in (ours, theirs) if _given(runs, name)}
@@ -214,9 +215,10 @@ def _frame(columns: dict[str, Any]) -> pd.DataFrame:
     return frame
 
 
-def _costs(cells: DataFrameGroupBy[Any, Any]) -> dict[str, pd.Series[float]]:
+def _costs(cells: DataFrameGroupBy[Any, Any], runs: pd.DataFrame) -> dict[str, pd.Series[float]]:
+    """Compute the mean of each cost that the results have, and its share of the full model's."""
     columns = {}
-    for cost in COSTS:
+    for cost in [cost for cost in COSTS if cost in runs]:
         columns[cost] = cells[cost].mean()
         columns[f"{cost}_%"] = 100 * columns[cost] / cells[f"full_{cost}"].mean()
     return columns
