@@ -93,7 +93,7 @@ def test_what_cant_be_compared(baseline, results, here, tmp_path):
     gone.to_csv(baseline, index=False)
     code, printed, errors = here("check", "base.csv", str(results))
     assert code == 2
-    assert "7 missing: no such number in the results" in printed
+    assert "8 missing: no such number in the results" in printed
     assert "not all of the baseline can be compared" in errors
     frame.assign(identity="0" * 12).to_csv(baseline, index=False)
     code, printed, _ = here("check", "base.csv", str(results))
@@ -166,7 +166,7 @@ def test_numbers_that_the_baseline_has_not(baseline, results, here):
     gate.read(baseline).iloc[:6].to_csv(baseline, index=False)
     code, printed, _ = here("check", "base.csv", str(results))
     assert code == 0
-    assert "8 numbers of the results are not in the baseline" in printed
+    assert "9 numbers of the results are not in the baseline" in printed
 
 
 def test_tolerances_that_somebody_set_stay(baseline, results, here):
