@@ -83,6 +83,7 @@ def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:
                 kind.check(algorithm.params, network, (keep,))
             except BadInput:
                 continue  # SplitMix below one atom: there is no such sub-model
+            algorithm.keeps = (keep,)
             one, stated = (way(algorithm, keep, *about) for way in (counting.of_client, counting.as_stated))
             row = {"algorithm": name, "keep": keep}
             for cost, whole in vars(full).items():
