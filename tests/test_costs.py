@@ -245,6 +245,12 @@ def test_memory_without_momentum_would_not_be_near_the_peak(model):
         assert real > 1.2 * without, algorithm
 
 
+def test_the_table_charges_small_for_the_network_of_its_own_row():
+    rows = table("smallcnn", [0.4, 0.2]).set_index(["algorithm", "keep"])
+    for keep in (0.4, 0.2):
+        assert rows.loc[("small", keep), "parameters"] == rows.loc[("origdrop", keep), "parameters"]
+
+
 def test_a_mix_costs_its_mean():
     one = federation("origdrop", keep=(0.2, 1.0))
     low, high = (costs.of_client(one.algorithm, keep, one.data.signature, 4) for keep in (0.2, 1.0))
