@@ -120,6 +120,80 @@ def test_activation_scaling(norm):
     torch.testing.assert_close(scaled.forward(small, x), expected, rtol=1e-3, atol=1e-4)
 
 
+def chosen(algorithm, round=0, keep=0.4, number=0):
+    [[selection]] = algorithm.select(round, [Client(number, keep)])
+    return {axis: indices.tolist() for axis, indices in selection.items()}
+
+
+def test_fedrolex_rolls_its_window_over_the_end():
+    """Ten filters in each of two layers, four kept: the window of round 8 goes on at the beginning."""
+    algorithm = federation("fedrolex", model=CNN, keep=0.4).algorithm
+    assert chosen(algorithm, round=0) == {"conv0": [0, 1, 2, 3], "conv1": [0, 1, 2, 3]}
+    assert chosen(algorithm, round=1) == {"conv0": [1, 2, 3, 4], "conv1": [1, 2, 3, 4]}
+    assert chosen(algorithm, round=8) == {"conv0": [0, 1, 8, 9], "conv1": [0, 1, 8, 9]}
+    assert algorithm.trained_part() is None, "the full model is deployed"
+
+
+@pytest.mark.parametrize("keep", [0.4, (0.2, 0.4)])
+def test_fedrolex_that_stands_still_is_origdrop(keep):
+    still, ordered = federation("fedrolex", {"step": 0}, CNN, keep=keep), federation("origdrop", model=CNN, keep=keep)
+    for round in range(2):
+        still.round(round)
+        ordered.round(round)
+    for name, tensor in ordered.algorithm.state.items():
+        torch.testing.assert_close(still.algorithm.state[name], tensor, rtol=0, atol=0)
+
+
+def test_feddropout_draws_for_each_client_and_round_and_reaches_every_filter():
+    algorithm = federation("feddropout", model=CNN, keep=0.4).algorithm
+    draws = [chosen(algorithm, round, number=number) for round in range(5) for number in range(4)]
+    assert len({str(draw) for draw in draws}) == len(draws)
+    assert all(len(set(kept)) == 4 for draw in draws for kept in draw.values())
+    for axis in ("conv0", "conv1"):
+        assert {index for draw in draws for index in draw[axis]} == set(range(10))
+    assert chosen(algorithm, 3, number=2) == draws[14], "the same draw again, whenever it is asked for"
+
+
+def test_feddropout_merges_only_what_was_held():
+    """Two clients, worked by hand: an entry is the mean over those that held it, and stays where none did."""
+    one = federation("feddropout", model=CNN, keep=0.4).algorithm
+    plan = [selections[0] for selections in one.select(0, [Client(0, 0.4), Client(1, 0.4)])]
+    merge = Merge(one.state, one.layout)
+    for value, selection in zip((2.0, 4.0), plan, strict=True):
+        part = gather(one.state, one.layout, selection)
+        merge.add(selection, {name: torch.full_like(tensor, value) for name, tensor in part.items()})
+    bias, (first, second) = merge.result()["convs.0.bias"], [set(s["conv0"].tolist()) for s in plan]
+    for index in range(10):
+        held = [value for value, kept in ((2.0, first), (4.0, second)) if index in kept]
+        expected = sum(held) / len(held) if held else one.state["convs.0.bias"][index].item()
+        assert bias[index].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_anycost_takes_the_largest_filters_of_each_layer():
+    algorithm = federation("anycost", model=CNN, keep=0.4).algorithm
+    for name, large in (("convs.0.weight", [1, 4, 6, 9]), ("convs.1.weight", [0, 2, 3, 8])):
+        algorithm.state[name].fill_(0.1)
+        algorithm.state[name][large] = 0.2
+    assert chosen(algorithm) == {"conv0": [1, 4, 6, 9], "conv1": [0, 2, 3, 8]}
+    algorithm.state["convs.0.weight"][5, 0, 0, 0] = 100.0
+    assert chosen(algorithm, keep=0.1)["conv0"] == [5], "the norm of the whole filter, as it is now"
+    part = algorithm.trained_part()
+    assert part.state["convs.1.weight"].shape[:2] == (4, 4)
+
+
+def test_anycost_is_origdrop_where_the_filters_are_sorted():
+    one, ordered = (federation(name, model=CNN, keep=0.4) for name in ("anycost", "origdrop"))
+    for name in ("convs.0.weight", "convs.1.weight"):
+        falling = torch.linspace(2, 1, 10).view(-1, 1, 1, 1)
+        for federated in (one, ordered):
+            weight = federated.algorithm.state[name]
+            weight.copy_(weight / weight.flatten(1).norm(dim=1).view(-1, 1, 1, 1) * falling)
+    for federated in (one, ordered):
+        federated.round(0)
+    for name, tensor in ordered.algorithm.state.items():
+        torch.testing.assert_close(one.algorithm.state[name], tensor, rtol=0, atol=0)
+
+
 def test_splitmix_trains_every_atom_in_turn():
     algorithm = federation("splitmix", keep=0.2, sizes=(4,) * 5).algorithm
     assert algorithm.atoms == 5

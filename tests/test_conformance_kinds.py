@@ -572,14 +572,14 @@ def test_mistakes_of_executors_are_caught(executor, message):
 
 
 @pytest.mark.skipif(
-    "rollingdrop" not in registry.find("algorithms") and "TOX_ENV_NAME" not in os.environ,
+    "spreaddrop" not in registry.find("algorithms") and "TOX_ENV_NAME" not in os.environ,
     reason="needs: pip install --no-deps tests/thirdparty",
 )
 def test_an_experiment_of_a_third_partys_plugins_alone(tmp_path, here):
     file = tmp_path / "theirs.yaml"
     file.write_text(
         "{data: stripes, partition: {name: one_class, clients: 8}, model: {name: perceptron, width: 10}, "
-        "algorithm: {name: rollingdrop, step: 2}, sampler: largest, capacity: {keep: 0.5}, execution: {on: serial}, "
+        "algorithm: {name: spreaddrop, step: 2}, sampler: largest, capacity: {keep: 0.5}, execution: {on: serial}, "
         "training: {rounds: 3, active: 4, epochs: 1}}"
     )
     code, _, err = here("run", str(file), "--out", str(tmp_path / "out"), "--track", "diary")
@@ -600,7 +600,7 @@ def test_a_third_party_needs_nothing_but_the_facade(file):
 
 def test_the_guide_shows_what_is_there():
     guide = (HERE.parent / "CONTRIBUTING.md").read_text("utf-8")
-    code = (HERE / "thirdparty" / "rollingdrop.py").read_text("utf-8")
+    code = (HERE / "thirdparty" / "spreaddrop.py").read_text("utf-8")
     assert code.partition("annotations\n\n")[2] in guide
     for line in re.findall(r"^ *(from prism_bench\S* import .*)$", guide, re.MULTILINE):
         exec(line, {})

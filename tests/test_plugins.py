@@ -13,7 +13,7 @@ from prism_bench.harness.experiment import Experiment
 from prism_bench.harness.runner import carry_out
 from prism_bench.testing import CHECKS
 
-INSTALLED = "rollingdrop" in registry.find("algorithms")
+INSTALLED = "spreaddrop" in registry.find("algorithms")
 
 
 @pytest.mark.skipif(
@@ -21,8 +21,8 @@ INSTALLED = "rollingdrop" in registry.find("algorithms")
 )
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_third_partys_plugin_conforms(check):
-    assert registry.find("algorithms")["rollingdrop"].dist.name == "prism-bench-rollingdrop"
-    check("rollingdrop", {"step": 3})
+    assert registry.find("algorithms")["spreaddrop"].dist.name == "prism-bench-spreaddrop"
+    check("spreaddrop", {"step": 3})
 
 
 @pytest.mark.skipif(
@@ -35,9 +35,9 @@ def test_a_third_partys_plugin_is_in_the_table():
         "model": {"name": "smallcnn", "width": 5},
         "training": {"rounds": 1, "active": 2, "epochs": 1},
         "capacity": {"keep": 0.4},
-        "grid": {"algorithm": ["origdrop", {"name": "rollingdrop", "step": 2}]},
+        "grid": {"algorithm": ["origdrop", {"name": "spreaddrop", "step": 2}]},
     }
-    assert set(carry_out(Experiment.load(tree)).rounds["algorithm"]) == {"origdrop", "rollingdrop"}
+    assert set(carry_out(Experiment.load(tree)).rounds["algorithm"]) == {"origdrop", "spreaddrop"}
 
 
 @pytest.fixture

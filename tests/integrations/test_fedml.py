@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(
 def algorithms():
     """The five, and a third party's where it is installed (`tox` does)."""
     five = ["fedavg", "prism", "orthdrop", "origdrop", "splitmix"]
-    return [*five, *(["rollingdrop"] if "rollingdrop" in registry.find("algorithms") else [])]
+    return [*five, *(["spreaddrop"] if "spreaddrop" in registry.find("algorithms") else [])]
 
 
 def config(backend, methods, rounds=ROUNDS, **ours):

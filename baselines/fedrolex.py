@@ -1,4 +1,4 @@
-"""RollingDrop: a window of filters that moves on each round, so that all get trained.
+"""FedRolex: a window of channels that rolls over the model.
 
 Alam, Liu, Yan, Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
 NeurIPS 2022.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import PositiveInt
+from pydantic import Field
 
 from prism_bench.plugin import Algorithm, Client, Selection, Settings, along, window
 
 
-class RollingDrop(Algorithm):
-    """A window of ceil(ρN) filters of every layer that moves on each round (≈ FedRolex)."""
+class FedRolex(Algorithm):
+    """ceil(ρN) neighbouring filters of every layer; the window moves on each round, so that all get trained."""
 
     class Params(Settings):
-        step: PositiveInt = 1
+        step: int = Field(1, ge=0, description="filters that the window moves by each round; 0: OrigDrop's selection")
 
     params: Params
 
