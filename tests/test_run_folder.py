@@ -590,3 +590,46 @@ def test_execution_is_no_part_of_a_runs_identity():
     runs = [Experiment.load(TINY, {f"execution.{key}": 1}).runs[0] for key in ("threads", "at_once", "checkpoint")]
     assert len({run.identity for run in runs}) == 1
     assert set(Execution.model_fields) == {"on", "device", "threads", "at_once", "compile", "checkpoint", "keep_model"}
+
+
+def test_a_seed_is_added_to_results_that_came_without_their_runs(tmp_path, whole):
+    """As after a clone: rounds.csv and what probes recorded, no run folders. Nothing is trained again."""
+    both = carry_out(Experiment.load(TINY, seeds=2), tmp_path / "both").rounds
+    out = tmp_path / "clone"
+    shutil.copytree(whole.folder, out, ignore=shutil.ignore_patterns("runs"))
+    watcher = Watcher()
+    outcome = carry_out(Experiment.load(TINY, seeds=2), out, exported=True, callbacks=[watcher])
+    assert watcher.done == [(0, True), (1, False)]
+    same(outcome.rounds, both)
+    for name in ("rank", "sampling"):
+        assert (out / f"{name}.csv").read_bytes() == (tmp_path / "both" / f"{name}.csv").read_bytes()
+    now, then = Results.open(out).runs(), Results.open(tmp_path / "both").runs()
+    same(now[then.columns], then)
+
+
+def test_what_came_without_its_runs_counts_only_where_it_is_asked_for(tmp_path, whole):
+    out = tmp_path / "clone"
+    shutil.copytree(whole.folder, out, ignore=shutil.ignore_patterns("runs"))
+    watcher = Watcher()
+    carry_out(Experiment.load(TINY), out, callbacks=[watcher])
+    assert watcher.done == [(0, False)]
+
+
+def test_a_run_of_which_rounds_are_missing_is_made_again(tmp_path, whole):
+    out = tmp_path / "clone"
+    shutil.copytree(whole.folder, out, ignore=shutil.ignore_patterns("runs"))
+    lines = (out / "rounds.csv").read_text().splitlines(keepends=True)
+    (out / "rounds.csv").write_text("".join(lines[:-1]))
+    watcher = Watcher()
+    same(carry_out(Experiment.load(TINY), out, exported=True, callbacks=[watcher]).rounds, whole.rounds())
+    assert watcher.done == [(0, False)]
+
+
+class Watcher(Callback):
+    """Which runs ended, and whether an earlier start had finished them."""
+
+    def __init__(self):
+        self.done = []
+
+    def run_done(self, number, label, summary, kept, error):
+        self.done.append((number, kept))

@@ -63,6 +63,14 @@ def run(
             "more, or [bold]all[/bold]. A start says which codes there are, and tables say which made which row.",
         ),
     ] = None,
+    exported: Annotated[
+        bool,
+        typer.Option(
+            "--exported",
+            help="Count as done, too, what is only in the folder's rounds.csv, as after a clone: so a seed or a method "
+            "is added to results that came without their runs.",
+        ),
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
     """Run an experiment; ends in a table, CSV files and pictures.
@@ -81,8 +89,8 @@ def run(
     from prism_bench.harness.runner import carry_out
     from prism_bench.harness.trackers import trackers
 
-    if fresh and accept:
-        raise BadInput("--accept: is for runs that are kept, and --fresh keeps none.")
+    if fresh and (accept or exported):
+        raise BadInput(f"--{'accept' if accept else 'exported'}: is for runs that are kept, and --fresh keeps none.")
     overrides = parse_overrides(set_ or [], device)
     loaded = Experiment.load(experiment, overrides, parse_seeds(seeds), size, tuned)
     folder = out or Path("results") / loaded.name
@@ -91,7 +99,13 @@ def run(
     with Display(err_console) as display:
         try:
             outcome = carry_out(
-                loaded, folder, fresh=fresh, jobs=jobs, callbacks=[display, *tracking], accept=accept or ()
+                loaded,
+                folder,
+                fresh=fresh,
+                jobs=jobs,
+                callbacks=[display, *tracking],
+                accept=accept or (),
+                exported=exported,
             )
         except KeyboardInterrupt as stop:
             display.stop()

@@ -108,7 +108,7 @@ class Results:
     def runs(self) -> pd.DataFrame:
         """One row per finished run, with the paper's values beside it where the experiment has any."""
         if not self._has_folders:
-            frame = summarise(self._csv("rounds"))
+            frame = summarise(self.exported("rounds"))
             paper = {run["labels"]["run"]: run.get("paper", {}) for run in self.about["runs"]}
             beside = pd.DataFrame([paper.get(run, {}) for run in frame["run"]], index=frame.index)
             return pd.concat([frame, beside], axis=1)
@@ -122,7 +122,7 @@ class Results:
     def rounds(self) -> pd.DataFrame:
         """One row per round of each finished run."""
         if not self._has_folders:
-            return with_text(self._csv("rounds"))
+            return with_text(self.exported("rounds"))
         frames = []
         for run, summary, records in self._finished():
             frame = pd.DataFrame([{k: v for k, v in record.items() if k != "probes"} for record in records])
@@ -134,7 +134,7 @@ class Results:
     def probe(self, name: str) -> pd.DataFrame:
         """What a probe recorded, in long format; empty where it was not asked for."""
         if not self._has_folders:
-            return with_text(self._csv(name)) if (self.folder / f"{name}.csv").exists() else pd.DataFrame()
+            return with_text(self.exported(name)) if (self.folder / f"{name}.csv").exists() else pd.DataFrame()
         # Known where no run was asked for it: all rounds would be read to find nothing.
         if name not in self.about.get("settings", {}).get("evaluation", {}).get("probes", [name]):
             return pd.DataFrame()
@@ -170,7 +170,8 @@ class Results:
             if summary is not None:
                 yield run, summary, self._folder(run).rounds()
 
-    def _csv(self, name: str) -> pd.DataFrame:
+    def exported(self, name: str) -> pd.DataFrame:
+        """What `export` wrote of the runs, one row per round, or what a probe recorded."""
         file = self.folder / f"{name}.csv"
         try:
             frame = pd.read_csv(file, dtype=dict.fromkeys(CELL, str))

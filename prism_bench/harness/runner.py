@@ -31,6 +31,7 @@ from prism_bench.engine.spec import PLUGINS, Run, check_class, recording
 from prism_bench.harness import paper
 from prism_bench.harness.callbacks import Callback, Callbacks
 from prism_bench.harness.experiment import About, Experiment, blaming
+from prism_bench.harness.exported import bring_back
 from prism_bench.harness.jobs import Shelf, Tell, one_by_one, side_by_side
 from prism_bench.harness.results import MANIFEST, Results
 from prism_bench.harness.run_folder import Busy, RunFolder
@@ -58,11 +59,12 @@ def carry_out(
     callbacks: Iterable[Callback] = (),
     executor: MakeExecutor | None = None,
     accept: Sequence[str] = (),
+    exported: bool = False,
 ) -> Outcome:
     """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None.
 
     Finished runs of other code count as done where ``accept`` names that code, or is ``all``, and their settings and
-    data are equal.
+    data are equal. ``exported`` takes for done, too, what is only in ``out``'s ``rounds.csv``.
 
     ``executor`` makes what trains the clients of each run, in place of what ``execution.on`` names.
     """
@@ -75,6 +77,8 @@ def carry_out(
         check_runs(experiment.runs, shelf)
         device = choose_device(experiment.execution.device)
         _check_execution(experiment, jobs)
+    if exported:
+        bring_back(out, experiment.runs, recording())
     folders = [RunFolder.of(out, run.identity, shelf.digest(run), run.code()) for run in experiment.runs]
     for folder in folders:
         folder.verify()
