@@ -1,7 +1,7 @@
 """Label skew of another kind: each client has samples of a few classes only, as many of each.
 
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, cut the sorted
-data into shards and deal each client two; HeteroFL and FedRolex test on such a partition.
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, cut the
+sorted data into shards and deal each client two; HeteroFL and FedRolex test on such a partition.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def by_classes(
     if quota.min() < 1 or asked[short] > supply[short]:
         scarce = int(np.argmin(supply / np.maximum(holders, 1)))
         raise BadInput(
-            f"partition.clients: {clients} clients with {samples or 'some'} samples of {each} classes each are too many: "
-            f"class {names[scarce]} has {supply[scarce]} samples for {holders[scarce]} clients."
+            f"partition.clients: {clients} clients with {samples or 'some'} samples of {each} classes each are too "
+            f"many: class {names[scarce]} has {supply[scarce]} samples for {holders[scarce]} clients."
         )
     owners = np.full(len(labels), -1, whole(clients))
     for number, name in enumerate(names):
