@@ -123,7 +123,7 @@ def test_a_plugin_that_can_not_be_loaded_or_needs_a_setting_is_left_out(monkeypa
 
     monkeypatch.setattr(registry, "find", found)
     monkeypatch.setattr(registry, "load", loaded)
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="left out") as told:
         assert sorted(names(TREE, {"algorithm": "all"})) == EVERY
     said = [str(one.message) for one in told]
     assert any(text.startswith("broken is left out: algorithm.name: 'broken' can't be loaded") for text in said)
