@@ -17,6 +17,8 @@ class FedDropout(Algorithm):
     The compression of what is sent, the paper's other half, is left out: it would go with every method here.
     """
 
+    smaller_in = ("width",)
+
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         return [[self._any(round, client)] for client in cohort]
 

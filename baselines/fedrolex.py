@@ -16,6 +16,8 @@ from prism_bench.plugin import Algorithm, Client, Selection, Settings, along, wi
 class FedRolex(Algorithm):
     """ceil(ρN) neighbouring filters of every layer; the window moves on each round, so that all get trained."""
 
+    smaller_in = ("width",)
+
     class Params(Settings):
         step: int = Field(1, ge=0, description="filters that the window moves by each round; 0: OrigDrop's selection")
 

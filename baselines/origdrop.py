@@ -17,6 +17,8 @@ from prism_bench.plugin import Algorithm, Client, Network, Selection, ServerMode
 class OrigDrop(Algorithm):
     """The first ceil(ρN) filters of every layer, and the inputs that match (≈ HeteroFL, FjORD)."""
 
+    smaller_in = ("width",)
+
     class Params(Settings):
         scaling: bool = Field(False, description="scale activations by 1/ρ, as HeteroFL does")
 

@@ -14,6 +14,8 @@ from prism_bench.plugin import Client, OrthogonalAlgorithm, Selection, ServerMod
 class OrthDrop(OrthogonalAlgorithm):
     """The top ceil(ρR) principal kernels of every factorised layer, all channels (≈ FedHM)."""
 
+    smaller_in = ("rank",)
+
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         return [[self._top(client.keep)] for client in cohort]
 

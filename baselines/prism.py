@@ -46,6 +46,8 @@ from prism_bench.plugin import (
 class PriSM(OrthogonalAlgorithm):
     """Principal kernels sampled by importance, p ∝ σ^κ, and a subset of the output channels."""
 
+    smaller_in = ("rank", "width")
+
     class Params(OrthogonalParams):
         sampling: Literal["power", "softmax", "uniform"] = Field(
             "power", description="kernel probability: σ^κ, softmax of σ, or equal"

@@ -1,5 +1,8 @@
 """PriSM with what was tried beside the paper, as further settings; by default all are off, and it is the paper's PriSM.
 
+Niu, Prakash, Kundu, Lee, Avestimehr, "Federated Learning of Large Models at the Edge via Principal Sub-Model
+Training", TMLR 2023.
+
 What each does to accuracy and memory: results/FINDINGS.md.
 """
 

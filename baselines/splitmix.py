@@ -37,6 +37,8 @@ class SplitMix(Algorithm):
     of them under `forward` is the ensemble. Atoms share nothing, the classifier's bias included.
     """
 
+    smaller_in = ("width",)
+
     class Params(Settings):
         atom: float = Field(0.2, gt=0, le=1, description="width of one atom, as a share of the full model's")
         scaling: bool = Field(False, description="scale activations by 1/atom, as the method's authors do")

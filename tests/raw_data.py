@@ -32,9 +32,9 @@ def parquet(file, columns):
     pq.write_table(pa.table(columns), file)
 
 
-def cifar(count, seed=0):
+def cifar(count, seed=0, classes=10):
     rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, count)
+    return rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), rng.integers(0, classes, count)
 
 
 def cifar_hub(root, train, test, form="PNG"):
@@ -53,6 +53,23 @@ def cifar_batches(root, train, test):
         flat = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).reshape(len(pixels), -1)
         tree = {b"batch_label": b"some", b"data": flat, b"labels": numbers.tolist(), b"filenames": [b"x.png"]}
         (folder / name).write_bytes(pickle.dumps(tree, protocol=2))
+
+
+def cifar100_hub(root, train, test):
+    for split, (images, labels) in (("train", train), ("test", test)):
+        columns = {"img": [encoded(image) for image in images], "fine_label": labels, "coarse_label": labels // 5}
+        parquet(root / f"uoft-cs/cifar100/cifar100/{split}-00000-of-00001.parquet", columns)
+
+
+def cifar100_python(root, train, test):
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    for name, (pixels, numbers) in (("train", train), ("test", test)):
+        flat = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).reshape(len(pixels), -1)
+        tree = {b"filenames": [b"x.png"], b"batch_label": b"some", b"fine_labels": numbers.tolist()}
+        tree |= {b"coarse_labels": (numbers // 5).tolist(), b"data": flat}
+        (folder / name).write_bytes(pickle.dumps(tree, protocol=2))
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"apple"]}, protocol=2))
 
 
 def handwriting(sizes, seed=0):

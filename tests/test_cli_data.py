@@ -32,7 +32,7 @@ def test_list_prepare_check(root, here):
     # Without white space: a long path is folded.
     text = "".join(before.split())
     assert f"notyetprepared,from{root / 'uoft-cs/cifar10'}(theHub'slayout,2files)" in text
-    assert text.count(f"notin{root}") == 2, "femnist and imdb"
+    assert text.count(f"notin{root}") == 3, "cifar100, femnist and imdb"
 
     code, printed, noted = here("data", "check", "cifar10")
     assert code == 0

@@ -323,6 +323,8 @@ def settings_of(data, root):
     """What a data set needs to be loaded: files that stand for the real ones, or a loader."""
     if data == "cifar10":
         raw_data.cifar_hub(root, raw_data.cifar(12), raw_data.cifar(8, seed=1))
+    elif data == "cifar100":
+        raw_data.cifar100_hub(root, raw_data.cifar(12, classes=100), raw_data.cifar(8, seed=1, classes=100))
     elif data == "femnist":
         raw_data.femnist_hub(root, *raw_data.handwriting([60, 55, 70]))
     elif data == "imdb":

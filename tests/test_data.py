@@ -18,6 +18,7 @@ from prism_bench.base.errors import BadInput
 from prism_bench.base.files import read_tensors
 from prism_bench.data import cache
 from prism_bench.data.cifar10 import CIFAR10
+from prism_bench.data.cifar100 import CIFAR100
 from prism_bench.data.femnist import FEMNIST
 from prism_bench.data.imdb import IMDB
 from prism_bench.engine.spec import Run
@@ -72,6 +73,47 @@ def test_a_pickle_can_run_nothing(tmp_path):
     (tmp_path / "cifar-10-batches-py/data_batch_2").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(BadInput, match=r"data_batch_2: can't be read as a batch of CIFAR-10 \(it asks for posix.mkdir"):
         CIFAR10(root=tmp_path).load()
+    assert not (tmp_path / "harm").exists()
+
+
+# CIFAR-100
+
+FINE = make.cifar(10, classes=100), make.cifar(4, seed=1, classes=100)
+
+
+def test_cifar100_has_the_fine_labels_in_both_forms(tmp_path):
+    for form, write in (("hub", make.cifar100_hub), ("python", make.cifar100_python)):
+        write(tmp_path / form, *FINE)
+    data = CIFAR100(root=tmp_path / "hub").load()
+    same(data, CIFAR100(root=tmp_path / "python").load())
+    assert np.array_equal(data.train.inputs.numpy(), FINE[0][0].transpose(0, 3, 1, 2))
+    assert data.train.labels.tolist() == FINE[0][1].tolist()
+    assert data.test.labels.tolist() == FINE[1][1].tolist()
+    assert data.classes == 100
+    assert data.augment
+    assert data.signature.shape == (3, 32, 32)
+
+
+def test_the_two_cifars_are_not_taken_for_each_other(tmp_path):
+    make.cifar100_python(tmp_path, *FINE)
+    make.cifar100_hub(tmp_path, *FINE)
+    with pytest.raises(BadInput, match="data: CIFAR-10 is not in"):
+        CIFAR10(root=tmp_path).load()
+    make.cifar_hub(tmp_path, TRAIN, TEST)
+    assert CIFAR10(root=tmp_path).load().classes == 10
+    assert CIFAR100(root=tmp_path).load().classes == 100
+    assert [name.partition("-")[0] for name in kept()] == ["cifar10", "cifar100"]
+
+
+def test_a_pickle_of_cifar100_can_run_nothing_either(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    make.cifar100_python(tmp_path, *FINE)
+    (tmp_path / "cifar-100-python/test").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(BadInput, match="cifar-100-python/test: can't be read as a batch of CIFAR-100"):
+        CIFAR100(root=tmp_path).load()
     assert not (tmp_path / "harm").exists()
 
 
@@ -256,6 +298,29 @@ def batch_without_labels(root):
     return CIFAR10, r"test_batch: has no 'labels'"
 
 
+def coarse_labels_only(root):
+    columns = {"img": [make.encoded(TRAIN[0][0])], "coarse_label": [1]}
+    make.parquet(root / "uoft-cs/cifar100/cifar100/train.parquet", columns)
+    return CIFAR100, r"cifar100: the train split has no column 'fine_label', only: img, coarse_label\."
+
+
+def pickle_without_fine_labels(root):
+    make.cifar100_python(root, *FINE)
+    (root / "cifar-100-python/test").write_bytes(pickle.dumps({b"data": [0], b"labels": [1]}))
+    return CIFAR100, r"test: has no 'fine_labels'; it is no batch of CIFAR-100's Python version"
+
+
+def fine_label_out_of_range(root):
+    make.cifar100_python(root, (FINE[0][0], FINE[0][1] + 100), FINE[1])
+    return CIFAR100, r"cifar-100-python/train: needs labels from 0 to 99 \(got 1"
+
+
+def half_of_cifar100(root):
+    make.cifar100_python(root, *FINE)
+    (root / "cifar-100-python/test").unlink()
+    return CIFAR100, r"cifar-100-python: 'test' is missing"
+
+
 def json_file(text, message):
     def write(root):
         (root / "femnist/all_data").mkdir(parents=True)
@@ -330,6 +395,10 @@ def review_that_is_no_text(root):
         batch_is_missing,
         batch_is_cut,
         batch_without_labels,
+        coarse_labels_only,
+        pickle_without_fine_labels,
+        fine_label_out_of_range,
+        half_of_cifar100,
         json_file('{"users": []}', r"a.json: has no 'user_data'"),
         json_file("[1]", r"a.json: has no 'user_data'"),
         json_file('{"user_data": {"f1"', r"a.json: can't be read as JSON"),

@@ -46,6 +46,71 @@ def test_its_error_is_red(broken, here, monkeypatch):
     assert "\x1b[31mviews: 'badview'" in lines[0]
 
 
+def algorithms(printed):
+    """The lines on algorithms, by what they cut."""
+    groups, names = {}, None
+    for line in printed.splitlines():
+        if not line.startswith(" "):
+            names = None
+        if line.strip().startswith("cut: "):
+            names = groups.setdefault(line.strip().removeprefix("cut: "), [])
+        elif names is not None and (name := re.match(r"  (\w+) ", line)):
+            names.append(name[1])
+    return groups
+
+
+def test_algorithms_are_grouped_by_what_they_cut(here):
+    groups = algorithms(here("list")[1])
+    assert {"origdrop", "feddropout", "fedrolex", "anycost", "splitmix", "exclusive", "small"} <= set(groups["width"])
+    assert "orthdrop" in groups["rank"]
+    assert groups["rank and width"] == ["prism"]
+    assert "fedavg" in groups["nothing"]
+    assert groups["not said"] == ["spreaddrop"], "somebody else's, without the attribute; all of ours say it"
+    assert next(iter(groups)) == "width"
+    assert list(groups)[-2:] == ["nothing", "not said"]
+    assert sorted(name for names in groups.values() for name in names) == list(registry.find("algorithms"))
+
+
+def test_one_that_can_not_be_imported_says_nothing(broken, here):
+    assert "badmethod" in here("list")[1]
+    assert algorithms(here("list")[1])["not said"] == ["badmethod", "spreaddrop"]
+
+
+def test_each_algorithm_names_its_paper(here):
+    said = " ".join(here("list")[1].split())
+    for words in (
+        "the reference. (McMahan et al., AISTATS 2017)",
+        "(≈ HeteroFL, FjORD). (Diao et al., ICLR 2021; Horváth et al., NeurIPS 2021)",
+        "and the inputs that match. (Caldas et al., 2018)",
+        "a subset of the output channels. (Niu et al., TMLR 2023)",
+        "move on by some each round. (prism-bench-spreaddrop)",
+    ):
+        assert words in said
+    ours = [name for name, point in registry.find("algorithms").items() if point.dist.name == "prism-bench"]
+    without = [name for name in ours if not module._cited(registry.load("algorithms", name, ""))]
+    assert without == ["small"], "a control of this suite's own"
+
+
+@pytest.mark.parametrize(
+    ("text", "cited"),
+    [
+        ('X.\n\nDiao, Ding, Tarokh, "HeteroFL: a\nb", ICLR 2021.', " (Diao et al., ICLR 2021)"),
+        ('Kang et al., "NeFL", 2023 (arXiv:2308.07761).', " (Kang et al., 2023)"),
+        ('Ann and Bob, "A, b", NeurIPS 2020; as in Eve, "C", ICML 2021, shows.',
+         " (Ann et al., NeurIPS 2020; Eve, ICML 2021)"),
+        ('Says "a word", and 2020.', ""),
+        ("", ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_papers_in_a_docstring(monkeypatch, text, cited):
+    class Plugin:
+        __module__ = "somebodys"
+
+    monkeypatch.setitem(module.sys.modules, "somebodys", type(re)("somebodys", text))
+    assert module._cited(Plugin) == cited
+
+
 def test_asked_for_by_name_it_is_an_error(broken, here):
     for name in ("badmethod", "badview"):
         code, _, printed = here("list", name)

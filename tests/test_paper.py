@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from frames import rounds_of
 
+from prism_bench.analysis.report import tables
+from prism_bench.analysis.report.cells import Form
+from prism_bench.base import registry
 from prism_bench.base.errors import BadInput
+from prism_bench.engine.regime import of_run
 from prism_bench.engine.sections import Training
 from prism_bench.harness import paper
 from prism_bench.harness.experiment import Experiment, known
 from prism_bench.harness.results import Results
 from prism_bench.harness.run_folder import RunFolder
 from prism_bench.harness.runner import _beside, carry_out, manifest
+from prism_bench.views import clients
 
 RESULTS = {
     "homogeneous_resnet18", "homogeneous_cnn", "homogeneous_lstm", "homogeneous_deit", "heterogeneous",
     "sampling_ablation", "local_epochs", "active_clients", "vgg11_centralised", "cost_table", "time_breakdown",
     "sampling_profile", "rank", "orthogonal_features",
 }  # fmt: skip
+PUBLISHED = {
+    "heterofl_cifar10", "heterofl_cifar10_skewed", "depthfl_cifar100", "fiarse_cifar10", "fiarse_cifar100",
+    "heflwr_cifar10",
+}  # fmt: skip
+"""Results of other publications."""
 FEDERATED = RESULTS - {"cost_table", "vgg11_centralised", "time_breakdown", "orthogonal_features"}
 
 
 def test_every_result_has_a_file():
-    assert set(known()) >= RESULTS
+    assert set(known()) >= RESULTS | PUBLISHED
 
 
-@pytest.mark.parametrize("name", sorted(RESULTS - {"cost_table"}))
+@pytest.mark.parametrize("name", sorted(PUBLISHED | RESULTS - {"cost_table"}))
 def test_both_sizes_are_valid_and_the_smaller_says_what_was_scaled(name):
     large, small = (Experiment.load(name, size=size) for size in ("paper", "scaled"))
     assert (large.name, small.name) == (f"{name}-paper", f"{name}-scaled")
@@ -114,6 +125,68 @@ def test_every_row_of_the_papers_values_belongs_to_a_run():
             continue
         found = {tuple(sorted(_beside(run, experiment.about).items())) for run in experiment.runs} - {()}
         assert len(found) == len(paper.values(experiment.about.values)), name
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_every_published_row_of_a_method_that_there_is_belongs_to_a_run(name):
+    for size in ("paper", "scaled"):
+        experiment = Experiment.load(name, size=size, seeds=1)
+        found = {tuple(sorted(_beside(run, experiment.about).items())) for run in experiment.runs} - {()}
+        rows = paper.values(name)
+        assert len(found) == rows["algorithm.name"].isin(registry.find("algorithms")).sum(), size
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "rounds", "active", "steps"),
+    [
+        ("heterofl_cifar10", 100, 400, 100, 250),
+        ("heterofl_cifar10_skewed", 100, 800, 100, 250),
+        ("depthfl_cifar100", 100, 1000, 10, 50),
+        ("fiarse_cifar10", 100, 800, 10, 100),
+        ("fiarse_cifar100", 100, 800, 10, 100),
+        ("heflwr_cifar10", 4, 50, 4, 391),
+    ],
+)
+def test_the_settings_of_other_publications(name, clients, rounds, active, steps):
+    for run in Experiment.load(name, size="paper").runs:
+        assert (run.partition.settings.clients, run.training.rounds, run.training.active) == (clients, rounds, active)
+        assert of_run(run, 50_000 // clients, None).steps == steps
+
+
+def row(name, algorithm, **settings):
+    """The published values of an algorithm at the settings of an experiment's runs, whether it is installed or not."""
+    run = Experiment.load(name, size="paper", seeds=1).runs[-1].as_dict()
+    return paper.beside(run | {"algorithm": {"name": algorithm, **settings}}, name)
+
+
+def test_published_values_by_hand():
+    assert row("depthfl_cifar100", "heterofl")["paper_accuracy"] == 57.61
+    assert row("depthfl_cifar100", "depthfl", distillation=0.0)["paper_accuracy"] == 72.67
+    assert row("depthfl_cifar100", "depthfl", distillation=1.0)["paper_accuracy"] == 76.06
+    assert row("depthfl_cifar100", "depthfl", distillation=0.5) == {}
+    assert row("heterofl_cifar10", "heterofl")["paper_accuracy"] == 76.53, "the last are at 1/16"
+    assert row("heterofl_cifar10_skewed", "heterofl")["paper_accuracy"] == 48.29
+    assert row("heterofl_cifar10", "fedrolex") == {}, "which its table doesn't have"
+    assert row("fiarse_cifar10", "fedrolex")["paper_accuracy_sizes"] == 65.98
+    assert row("fiarse_cifar100", "fiarse")["paper_accuracy_sizes"] == 38.63
+    assert row("heflwr_cifar10", "fjord")["paper_accuracy_sizes"] == 40.2, "the last are not iid"
+    assert values("heflwr_cifar10", algorithm="fedavg", partition="iid")["paper_accuracy_sizes"] == 86.14
+    mixes = {run.capacity.keep: run for run in Experiment.load("heterofl_cifar10").runs if run.capacity.redraw}
+    assert sorted(map(len, mixes)) == [2, 5], "dynamic: a client has another width each round"
+
+
+def test_the_mean_of_sizes_stands_beside_the_published_one():
+    """Two sizes of 40% and 60% under seed 0, of 50% and 70% under seed 1: 55% on average, 5 more than published."""
+    rounds = rounds_of(("method", "1 + 0.5", 0, [60.0]), ("method", "1 + 0.5", 1, [70.0]), best=70.0)
+    rounds = rounds.assign(accuracy_client_1=[60.0, 70.0], accuracy_client_2=[40.0, 50.0], accuracy_worst=1.0)
+    runs = rounds.assign(paper_accuracy_sizes=50.0, paper_source="somewhere")
+    (cell,) = tables.table(runs).to_dict("records")
+    assert (cell["accuracy_sizes"], cell["paper_accuracy_sizes"], cell["paper_sizes_difference"]) == (55, 50, 5)
+    shown = clients.sheet(tables.table(runs), Form("mine", paper=True))
+    assert shown.columns[-3:] == ["mean of sizes", "paper", "difference"]
+    assert [cell.text for cell in shown.rows[0][-3:]] == ["55.0", "50.0", "+5.0"]
+    assert "(somewhere)" in shown.caption
+    assert "mean of sizes" not in clients.sheet(tables.table(runs), Form("mine")).columns
 
 
 def test_values_that_are_not_there():

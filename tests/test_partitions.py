@@ -9,6 +9,7 @@ from scipy.stats import ks_2samp
 from prism_bench.analysis.report.partition_picture import draw
 from prism_bench.base.errors import BadInput
 from prism_bench.data.population import Population
+from prism_bench.partitions.classes import Classes, by_classes
 from prism_bench.partitions.dirichlet import Dirichlet, dirichlet
 from prism_bench.partitions.femnist import FemnistWriters, femnist
 from prism_bench.partitions.iid import IID, iid
@@ -98,6 +99,54 @@ def test_dirichlet_is_skewed_where_alpha_is_small():
 def test_too_few_samples(split, clients, samples):
     with pytest.raises(BadInput, match=f"partition.clients: {clients} clients .* has 100; at most"):
         split(clients, samples)
+
+
+@pytest.mark.parametrize(("clients", "each"), [(100, 2), (7, 3), (3, 10), (4, 1), (40, 9)])
+def test_classes_of_a_client_are_exactly_so_many_and_equally_frequent(clients, each):
+    labels = rng(3).permutation(np.arange(5000) % 10)
+    partition = by_classes(labels, clients, each, rng())
+    counts = partition.histogram(labels)
+    assert disjoint(partition)
+    assert ((counts > 0).sum(1) == each).all()
+    assert len(np.unique(counts[counts > 0])) == 1, "as many of each class"
+    holders = (counts > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+    assert counts.max() == 500 // holders.max(), "the class that most clients share is dealt out"
+    assert partition.order.tolist() == by_classes(labels, clients, each, rng()).order.tolist()
+    assert partition.order.tolist() != by_classes(labels, clients, each, rng(1)).order.tolist()
+
+
+def test_two_classes_per_client_by_hand():
+    """Ten clients, ten classes of 5: each class is dealt to two clients, two samples each, one is left over."""
+    labels = np.repeat(np.arange(10), 5)
+    partition = Classes(clients=10).split(labels, None, rng())
+    assert partition.sizes.tolist() == [4] * 10
+    assert partition.histogram(labels).sum(0).tolist() == [4] * 10
+
+
+def test_classes_draw_every_pair():
+    labels = np.arange(10_000) % 5
+    held = by_classes(labels, 2000, 2, rng()).histogram(labels) > 0
+    pairs, often = np.unique(held, axis=0, return_counts=True)
+    assert len(pairs) == 10
+    # Of 2000 clients, 200 for each of ten pairs: four standard deviations are 54.
+    assert np.abs(often - 200).max() < 54
+
+
+def test_classes_with_a_number_of_samples():
+    labels = np.repeat([0, 2, 7], [9, 50, 50])
+    partition = by_classes(labels, clients=3, each=2, rng=rng(), samples=5)
+    assert partition.sizes.tolist() == [5] * 3
+    assert sorted(partition.histogram(labels)[0].tolist(), reverse=True)[:3] == [3, 2, 0]
+    assert by_classes(labels, 3, 2, rng()).sizes.tolist() == [8] * 3, "the rarest class has 4 for each of two"
+    for clients, each, samples, message in (
+        (3, 4, None, r"partition.each: 4 classes per client, but the training data has 3\."),
+        (3, 2, 12, r"3 clients with 12 samples of 2 classes each .* class 0 has 9 samples for 2 clients\."),
+        (15, 2, None, r"15 clients with some samples .* class 0 has 9 samples for 10 clients\."),
+        (3, 2, 1, r"3 clients with 1 samples of 2 classes"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            by_classes(labels, clients, each, rng(), samples)
 
 
 def test_writers():

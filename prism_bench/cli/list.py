@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
@@ -17,6 +19,15 @@ if TYPE_CHECKING:
 
     from prism_bench.harness.experiment import Experiment
 
+KINDS = ("width", "rank", "depth", "updates", "nothing", "not said")
+"""What algorithms cut, in the order of their groups."""
+
+CITATION = re.compile(
+    r"(?P<first>[\w.'-]+)(?P<others>(?:,? and [\w.'-]+|, [\w.'-]+)*?)(?P<et_al> et al\.)?, "
+    r"\"[^\"]+\", (?P<where>[^,.;()\"]*\d{4})"
+)
+"""As in: Diao, Ding, Tarokh, "HeteroFL: ...", ICLR 2021."""
+
 
 def list_(
     name: Annotated[
@@ -28,6 +39,8 @@ def list_(
     ] = None,
 ) -> None:
     """Show every experiment and plugin, ours and installed ones; with a NAME, all its settings, or what it is.
+
+    Algorithms are grouped by what they cut, with the papers that they are from.
 
     The regime of an experiment is what decides whether sub-models can be sampled: local steps, clients that hold a
     kernel, kernels that a layer keeps, decay and passes over the data; of each of its sizes. It needs no data.
@@ -54,13 +67,22 @@ def list_(
         shown.add_row(f"  {experiment}", escape(description))
     for group in registry.GROUPS:
         shown.add_row(f"[bold]{group}[/bold]", "")
+        kinds: dict[str, list[tuple[str, str]]] = {}
         for plugin, point in registry.find(group).items():
             origin = "" if point.dist is None or point.dist.name == "prism-bench" else f" ({point.dist.name})"
+            kind = KINDS[-1]
             try:
-                said = escape(_first_line(registry.load(group, plugin, group)))
+                found = registry.load(group, plugin, group)
+                said, kind = escape(_first_line(found)), _cut(found)
+                origin = _cited(found) * (group == "algorithms") + origin
             except BadInput as error:
                 said = f"[red]{escape(str(error))}[/red]"  # the others are worth a list without it
-            shown.add_row(f"  {plugin}", f"{said}[dim]{escape(origin)}[/dim]")
+            kinds.setdefault(kind, []).append((f"  {plugin}", f"{said}[dim]{escape(origin)}[/dim]"))
+        for kind in sorted(kinds, key=_place):
+            if group == "algorithms":
+                shown.add_row("", f"[italic]cut: {kind}[/italic]")
+            for row in kinds[kind]:
+                shown.add_row(*row)
     out_console.print(shown)
     out_console.print(
         "\n[dim]Settings: prism-bench list NAME, of a plugin or of training, capacity, evaluation; "
@@ -234,6 +256,29 @@ def _values(annotation: Any) -> str:
     if annotation is not None and get_origin(annotation) is tuple:
         return f"list of {_values(parts[0])}"
     return " | ".join(part if isinstance(part, str) else _values(part) for part in parts)
+
+
+def _cut(plugin: Any) -> str:
+    """Say what of a model an algorithm cuts."""
+    if not getattr(plugin, "cuts", True):
+        return "nothing"
+    return " and ".join(getattr(plugin, "smaller_in", ())) or "not said"
+
+
+def _place(kind: str) -> tuple[int, str]:
+    """Sort by the first of what is cut, and what is cut alone first."""
+    first = next((place for place, one in enumerate(KINDS) if kind.startswith(one)), len(KINDS))
+    return first, kind
+
+
+def _cited(plugin: Any) -> str:
+    """Name the papers that the docstring of a plugin's module cites as: authors, "title", where and when."""
+    text = " ".join((getattr(sys.modules.get(plugin.__module__), "__doc__", None) or "").split())
+    found = []
+    for paper in CITATION.finditer(text):
+        several = paper["others"] or paper["et_al"]
+        found.append(f"{paper['first']}{' et al.' if several else ''}, {paper['where']}")
+    return f" ({'; '.join(found)})" if found else ""
 
 
 def _first_line(plugin: Any) -> str:

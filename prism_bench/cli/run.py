@@ -22,7 +22,9 @@ def run(
             metavar="KEY=VALUE",
             help="Change a setting, again for more: [bold]--set training.rounds=5 --set algorithm.kappa=4[/bold]. "
             "Replaces the grid's values where the grid varies that key: "
-            "[bold]--set 'algorithm=\\[prism,orthdrop]'[/bold]; [bold]grid.[/bold] adds one to vary: "
+            "[bold]--set 'algorithm=\\[prism,orthdrop]'[/bold]; [bold]algorithm=all[/bold] is every method there is, "
+            "but for those that can't work with the other settings, which are named and left out. "
+            "[bold]grid.[/bold] adds one to vary: "
             "[bold]--set 'grid.training.lr=[0.05,0.1]'[/bold].",
         ),
     ] = None,
@@ -80,6 +82,7 @@ def run(
     [bold]Examples[/bold]
 
       prism-bench run
+      prism-bench run --set algorithm=all --out results/all
       prism-bench run --seeds 3 --set capacity.keep=[0.1,0.5] --out results/mine
       prism-bench run homogeneous_cnn --jobs 2 --track tensorboard
       prism-bench run my.yaml --set algorithm.kappa=4 --device cuda

@@ -73,6 +73,9 @@ class Algorithm(ABC):
     cuts: ClassVar[bool] = True
     """False where every client trains the whole model, whatever its capacity."""
 
+    smaller_in: ClassVar[tuple[Literal["width", "rank", "depth", "updates"], ...]] = ()
+    """What a sub-model has less of than the whole: how `prism-bench list` groups methods; empty where it isn't said."""
+
     deploys: ClassVar[Literal["full", "trained"]] = "full"
     """Which of its models the method itself would use: the one whose accuracy is *the* accuracy."""
 

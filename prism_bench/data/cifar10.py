@@ -1,11 +1,11 @@
-"""CIFAR-10: 60,000 colour images of 32×32 in ten classes."""
+"""CIFAR-10: 60,000 colour images of 32×32 in ten classes; and the readers that it shares with CIFAR-100."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,33 +21,42 @@ BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "te
 Part = tuple[Tensor, Tensor]
 
 
-def _read_hub(raw: Raw, tell: OnProgress) -> dict[str, Part]:
+def read_hub(raw: Raw, tell: OnProgress, label: str = "label") -> dict[str, Part]:
+    """Read the parquet files of the Hub; ``label`` is the column of the classes."""
     parts = {}
     for split in BATCHES:
         images, labels = [], []
-        for piece in rows(raw, split, {"img": "image", "label": "label"}, tell):
+        for piece in rows(raw, split, {"img": "image", label: "label"}, tell):
             images.append(decode(piece["img"], "RGB", raw.place))
-            labels.append(torch.tensor(piece["label"]))
+            labels.append(torch.tensor(piece[label]))
         parts[split] = (torch.cat(images), torch.cat(labels))
     return parts
 
 
-def _read_batches(raw: Raw, tell: OnProgress) -> dict[str, Part]:
+def read_batches(
+    raw: Raw,
+    tell: OnProgress,
+    title: str = "CIFAR-10",
+    files: Mapping[str, Sequence[str]] = BATCHES,
+    key: str = "labels",
+    classes: int = 10,
+) -> dict[str, Part]:
+    """Read the pickles of the Python version, which are called differently in each data set."""
     parts = {}
-    for split, names in BATCHES.items():
+    for split, names in files.items():
         images, labels = [], []
         for done, name in enumerate(names, start=1):
             file = raw.file(name)
-            batch = _unpickle(file)
-            for key in (b"data", b"labels"):
-                if key not in batch:
-                    raise BadInput(f"{file}: has no '{key.decode()}'; it is no batch of CIFAR-10's Python version.")
+            batch = _unpickle(file, title)
+            for wanted in ("data", key):
+                if wanted.encode() not in batch:
+                    raise BadInput(f"{file}: has no '{wanted}'; it is no batch of {title}'s Python version.")
             try:
                 images.append(torch.from_numpy(np.asarray(batch[b"data"], np.uint8).reshape(-1, *SHAPE)))
-                labels.append(torch.tensor(batch[b"labels"], dtype=torch.int64))
+                labels.append(torch.tensor(batch[key.encode()], dtype=torch.int64))
             except (ValueError, TypeError) as error:
-                raise BadInput(f"{file}: 'data' or 'labels' is not what CIFAR-10 has there: {error}.") from None
-            check_images(images[-1], labels[-1], SHAPE, 10, file)
+                raise BadInput(f"{file}: 'data' or '{key}' is not what {title} has there: {error}.") from None
+            check_images(images[-1], labels[-1], SHAPE, classes, file)
             tell(f"{split} batches", done, len(names))
         parts[split] = (torch.cat(images), torch.cat(labels))
     return parts
@@ -62,14 +71,14 @@ class _Arrays(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
-def _unpickle(file: Path) -> Mapping[bytes, Any]:
+def _unpickle(file: Path, title: str) -> Mapping[bytes, Any]:
     try:
         with file.open("rb") as stream:
             batch = _Arrays(stream, encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise anything
-        raise BadInput(f"{file}: can't be read as a batch of CIFAR-10 ({error}); download it again.") from None
+        raise BadInput(f"{file}: can't be read as a batch of {title} ({error}); download it again.") from None
     if not isinstance(batch, Mapping):
-        raise BadInput(f"{file}: is no batch of CIFAR-10's Python version (got {type(batch).__name__}).")
+        raise BadInput(f"{file}: is no batch of {title}'s Python version (got {type(batch).__name__}).")
     return batch
 
 
@@ -78,18 +87,19 @@ class CIFAR10(StoredSource):
 
     title = "CIFAR-10"
     complete = 60_000
+    classes: ClassVar[int] = 10
     hub = "uoft-cs/cifar10"
     forms = (
-        RawForm("the Hub's layout", ("uoft-cs/cifar10",), ("**/*.parquet",), _read_hub),
+        RawForm("the Hub's layout", ("uoft-cs/cifar10",), ("**/*.parquet",), read_hub),
         RawForm(
-            "CIFAR-10's Python version", ("cifar-10-batches-py", "."), ("data_batch_[1-5]", "test_batch"), _read_batches
+            "CIFAR-10's Python version", ("cifar-10-batches-py", "."), ("data_batch_[1-5]", "test_batch"), read_batches
         ),
     )
 
     def prepare(self, raw: Raw, tell: OnProgress) -> dict[str, Any]:
         parts: Mapping[str, Part] = raw.form.read(raw, tell)
         for images, labels in parts.values():
-            check_images(images, labels, SHAPE, 10, raw.place)
+            check_images(images, labels, SHAPE, self.classes, raw.place)
         mean, std = moments(parts["train"][0])
         return {**parts, "mean": mean, "std": std}
 
@@ -97,7 +107,7 @@ class CIFAR10(StoredSource):
         return Dataset(
             Split(*tensors["train"]),
             Split(*tensors["test"]),
-            classes=10,
+            classes=self.classes,
             mean=tuple(tensors["mean"]),
             std=tuple(tensors["std"]),
             augment=True,

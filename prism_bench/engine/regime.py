@@ -31,7 +31,7 @@ Spread = tuple[float, float, float]
 Samples = int | np.ndarray
 """How many training samples each client has: one number for all, or one per client."""
 
-TRAINING: Mapping[str, int] = {"cifar10": 50_000, "imdb": 37_500}
+TRAINING: Mapping[str, int] = {"cifar10": 50_000, "cifar100": 50_000, "imdb": 37_500}
 """Training samples of data sets that are whole wherever they are: known where the data is not at hand."""
 
 

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,9 @@ Size = Literal["paper", "scaled"]
 
 LABELLED = ("data", "partition", "model", "algorithm", "capacity")
 """The sections that tables have columns of their own for."""
+
+EVERY = "all"
+"""Stands for every registered algorithm, each with its usual settings."""
 
 
 class About(Settings):
@@ -83,6 +87,8 @@ class Experiment:
     """By a tuned run's identity: what it was before, and what tables say of it."""
     tuned: Mapping[str, Any] | None = None
     """How its settings were chosen, for people; None where they were not."""
+    every: bool = False
+    """Whether it asked for all algorithms: one that can't work with its settings is then left out, with a warning."""
 
     @classmethod
     def load(
@@ -129,10 +135,14 @@ class Experiment:
         if not isinstance(given, Mapping):
             raise BadInput(f"grid: needs settings with a list of values each (got {given!r}).")
         grid: dict[str, list[Any]] = {}
+        if _asks_for_all(tree.get("algorithm")):
+            given = {"algorithm": tree.pop("algorithm"), **given}
         for key, value in given.items():
             _override(tree, grid, f"grid.{key}", value)
+        every = _asks_for_all(given.get("algorithm"))
         for key, value in {**(scaled.set if scaled else {}), **overrides}.items():
             _override(tree, grid, key, value)
+            every = _asks_for_all(value) if key in ("algorithm", "grid.algorithm") else every
         about = validate(About, {key: tree.pop(key) for key in About.model_fields if key in tree})
         tune, own_choices = choices.read_lists(tree.pop("tune", None) or {}), tree.pop("tuned", None)
         name = tree.pop("name", None) or re.sub(r"[^\w.-]+", "-", Path(origin).stem).lstrip(".")
@@ -164,7 +174,9 @@ class Experiment:
         ]
         if note and besides:
             note += f" Changed besides: {', '.join(besides)}."
-        experiment = cls(full_name, about, size, note, list(runs.values()), varied, execution, origin, tune)
+        experiment = cls(
+            full_name, about, size, note, list(runs.values()), varied, execution, origin, tune, every=every
+        )
         experiment.check_labels()
         return experiment, own_choices, _by_hand(grid) | _by_hand(overrides)
 
@@ -331,6 +343,8 @@ def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value:
     """Apply one ``--set``: replaces the grid's values where the grid varies that key, or is asked to by ``grid.``."""
     into_grid = key.startswith("grid.")
     key = key.removeprefix("grid.")
+    if key == "algorithm" and _asks_for_all(value):
+        value, into_grid = _with_all(value), True
     top, _, rest = key.partition(".")
     allowed = (*PLUGINS, *SECTIONS) if into_grid else TOP_LEVEL
     if top not in allowed:
@@ -358,6 +372,25 @@ def _override(tree: dict[str, Any], grid: dict[str, list[Any]], key: str, value:
         for varied in [varied for varied in grid if varied.startswith(f"{key}.")]:
             del grid[varied]
         _put(tree, key, value)
+
+
+def _asks_for_all(choices: Any) -> bool:
+    """Whether ``algorithm`` is ``all``, alone or among others."""
+    return EVERY in choices if isinstance(choices, list) else isinstance(choices, str) and choices == EVERY
+
+
+def _with_all(choices: Any) -> list[Any]:
+    """Put every registered algorithm in the place of ``all``; warn of one that can't be loaded or needs a setting."""
+    every = []
+    for name in registry.find("algorithms"):
+        try:
+            Plugin.choose("algorithm", name)
+        except BadInput as error:
+            warnings.warn(f"{name} is left out: {error}", stacklevel=2)
+        else:
+            every.append(name)
+    given = choices if isinstance(choices, list) else [choices]
+    return [one for choice in given for one in (every if choice == EVERY else [choice])]
 
 
 def _by_hand(given: Mapping[str, Any]) -> set[str]:

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -74,7 +74,10 @@ def carry_out(
     tell = Callbacks(callbacks).tell
     shelf = Shelf(tell)
     with blaming(experiment.origin):
-        check_runs(experiment.runs, shelf)
+        if experiment.every:
+            experiment = _without_the_unfit(experiment, shelf)
+        else:
+            check_runs(experiment.runs, shelf)
         device = choose_device(experiment.execution.device)
         _check_execution(experiment, jobs)
     if exported:
@@ -208,6 +211,25 @@ def check_runs(runs: Sequence[Run], shelf: Shelf) -> None:
             Federation(run, data, population, Execution(device="cpu"))
 
 
+def _without_the_unfit(experiment: Experiment, shelf: Shelf) -> Experiment:
+    """Leave out the algorithms that can't work with the experiment's settings, each with a warning.
+
+    Where none can, what keeps the first from it is wrong.
+    """
+    unfit: dict[str, BadInput] = {}
+    for name in dict.fromkeys(run.algorithm.name for run in experiment.runs):
+        try:
+            check_runs([run for run in experiment.runs if run.algorithm.name == name], shelf)
+        except BadInput as error:
+            unfit[name] = error
+    runs = [run for run in experiment.runs if run.algorithm.name not in unfit]
+    if not runs:
+        raise next(iter(unfit.values()))
+    for name, error in unfit.items():
+        warnings.warn(f"{name} is left out: {error}", stacklevel=3)
+    return replace(experiment, runs=runs)
+
+
 def manifest(experiment: Experiment, folders: Sequence[RunFolder], shelf: Shelf | None = None) -> dict[str, Any]:
     """What a folder of results says of itself, `results.Results.about`. ``shelf`` has the data, where it is at hand."""
     return {
@@ -295,6 +317,7 @@ def run(
 
     ``experiment`` is a name, a YAML file or a mapping; ``overrides`` are dotted keys (``{"training.rounds": 5}``).
     Where an algorithm's name may stand, so may its class or an instance: ``{"algorithm": [Mine, Mine(step=2)]}``.
+    ``{"algorithm": "all"}`` is every registered one; what can't work with the other settings is warned of and left out.
     Nothing is kept unless ``out`` names a folder; with it, runs are kept there, resumed and not run again; ``accept``
     names other code whose finished runs count too. ``tuned`` names a file of settings that `prism-bench tune` chose, in
     place of the experiment's own, or is ``"none"``. A run that fails is warned of and left out. ``jobs`` above 1 starts

@@ -100,6 +100,8 @@ class Search:
             runs=list({run.identity: run for run in runs}.values()),
             varied=varied,
             execution=own.execution.model_copy(update={"keep_model": False}),
+            # A try that was left out would have no result to be chosen by.
+            every=False,
         )
         experiment.check_labels()
         return experiment

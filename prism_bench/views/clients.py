@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from prism_bench.analysis.report import tables
-from prism_bench.analysis.report.cells import Columns, Form, Sheet, number, sheet_of, spread, with_bold
+from prism_bench.analysis.report.cells import Columns, Form, Sheet, number, paper_caption, sheet_of, spread, with_bold
 from prism_bench.analysis.report.plots import Nothing, add_legend, contexts_of, entitle, grid, key, prepared, within
 from prism_bench.analysis.view import Picture, Table, View
 
@@ -19,6 +19,7 @@ CLIENTS = (
     "(in the order of the keep ratios); and the mean over the tenth of the clients that fare worst with theirs, on "
     "their own writers' test samples, or else by their label mix."
 )
+SIZES = "Mean of sizes: of the capacities' accuracies, each counted once, as the publication has it."
 MARKS = ["o", "s", "^", "D", "v", "P"]
 
 
@@ -41,7 +42,14 @@ def sheet(frame: pd.DataFrame, form: Form) -> Sheet:
     frame = with_bold(frame, form.digits)
     columns: Columns = {"accuracy": spread("accuracy", "std", "n", form.digits)}
     columns |= {head: number(name, form.digits) for name, head in heads(frame).items()}
-    return sheet_of(frame, form, columns, [CLIENTS])
+    if not form.paper or "paper_accuracy_sizes" not in frame:
+        return sheet_of(frame, form, columns, [CLIENTS])
+    columns |= {
+        "mean of sizes": number("accuracy_sizes", form.digits),
+        "paper": number("paper_accuracy_sizes", form.digits),
+        "difference": number("paper_sizes_difference", form.digits, sign=True),
+    }
+    return sheet_of(frame, form, columns, [CLIENTS, SIZES, paper_caption(frame)])
 
 
 def draw(frame: pd.DataFrame) -> Figure:

@@ -51,6 +51,10 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     if _given(runs, "paper_accuracy"):
         columns["paper_accuracy"] = cells["paper_accuracy"].mean()
         columns["paper_difference"] = accuracy - columns["paper_accuracy"]
+    if _given(runs, "paper_accuracy_sizes"):
+        columns["accuracy_sizes"] = cells[by_size(runs)].mean().mean(axis=1)
+        columns["paper_accuracy_sizes"] = cells["paper_accuracy_sizes"].mean()
+        columns["paper_sizes_difference"] = columns["accuracy_sizes"] - columns["paper_accuracy_sizes"]
     if _given(runs, "paper_std"):
         columns["paper_std"] = cells["paper_std"].mean()
     if _given(runs, "paper_drop"):
@@ -69,9 +73,13 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def by_client(frame: pd.DataFrame) -> list[str]:
     """Name the columns that say how good the model of a client of each capacity is; older results have none."""
-    names = [str(name) for name in frame]
-    numbered = sorted((name for name in names if name.startswith("accuracy_client_")), key=lambda n: (len(n), n))
-    return [*numbered, *(["accuracy_worst"] if "accuracy_worst" in frame else [])]
+    return [*by_size(frame), *(["accuracy_worst"] if "accuracy_worst" in frame else [])]
+
+
+def by_size(frame: pd.DataFrame) -> list[str]:
+    """Name those of the capacities, in the order of the keep ratios."""
+    names = [str(name) for name in frame if str(name).startswith("accuracy_client_")]
+    return sorted(names, key=lambda name: (len(name), name))
 
 
 def differences(frame: pd.DataFrame, against: str | None = None) -> pd.DataFrame:

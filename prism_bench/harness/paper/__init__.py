@@ -1,7 +1,8 @@
-"""The PriSM paper's own numbers, and the convention behind its cost table.
+"""Numbers of publications, the PriSM paper's own among them, and the convention behind its cost table.
 
 A CSV a result: columns with a dot in their name are settings that say which runs a row is about (an empty one does not
-matter), the others are the paper's values, and ``source`` is where it says so.
+matter), the others are the paper's values, and ``source`` is where it says so. ``accuracy`` is of the model that is
+deployed, ``accuracy_sizes`` the mean over the models of all capacities.
 """
 
 from __future__ import annotations
