@@ -225,8 +225,8 @@ def _without_the_unfit(experiment: Experiment, shelf: Shelf) -> Experiment:
     runs = [run for run in experiment.runs if run.algorithm.name not in unfit]
     if not runs:
         raise next(iter(unfit.values()))
-    for name, error in unfit.items():
-        warnings.warn(f"{name} is left out: {error}", stacklevel=3)
+    for name, reason in unfit.items():
+        warnings.warn(f"{name} is left out: {reason}", stacklevel=3)
     return replace(experiment, runs=runs)
 
 
