@@ -63,7 +63,7 @@ class Federation:
         if run.capacity.budget:
             budgets = run.capacity.budget
             self.keeps = tuple(costs.largest_keep(self.algorithm, b, self.full_costs, *self.about) for b in budgets)
-        self.algorithm.keeps = self.keeps
+        self.algorithm.keeps, self.algorithm.clients = self.keeps, len(population)
         if run.training.fan_in == "thin":
             self._start(self.algorithm.network.thinned(dense, self.algorithm.features()))
         self.expected = {keep: costs.of_client(self.algorithm, keep, *self.about) for keep in self.keeps}
