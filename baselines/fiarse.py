@@ -9,7 +9,7 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from prism_bench.plugin import Dim, Settings, State
+from prism_bench.plugin import Dim, State
 
 from .anycost import AnyCost
 
@@ -22,8 +22,7 @@ class FIARSE(AnyCost):
     is held, so only gradients differ from AnyCostFL's: a channel that the loss has use for grows, most near τ.
     """
 
-    class Params(Settings):
-        scaling: bool = Field(False, description="scale activations by 1/ρ, as HeteroFL does")
+    class Params(AnyCost.Params):
         learn: bool = Field(True, description="give the mask a gradient; off: AnyCostFL's choice and training")
 
     params: Params
@@ -38,7 +37,7 @@ class FIARSE(AnyCost):
         squares: dict[str, Tensor] = {}
         for name, dim in writers.items():
             if params[name].ndim > 1 and len(params[name]) < dim.size:
-                rows = params[name].flatten(1).square().sum(1).unflatten(0, (dim.repeat, -1, dim.expand)).sum((0, 2))
+                rows = params[name].flatten(1).square().sum(1).reshape(dim.repeat, -1, dim.expand).sum((0, 2))
                 squares[dim.axis.name] = squares.get(dim.axis.name, 0) + rows
         masks = {axis: _mask((one + 1e-12).sqrt()) for axis, one in squares.items()}
         masked = {name: _along(dim, masks[dim.axis.name]) for name, dim in writers.items() if dim.axis.name in masks}

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from prism_bench.plugin import Layout, Selection, Settings, Step, kept
+from prism_bench.plugin import Layout, Selection, Step, kept
 
 from .origdrop import OrigDrop
 
@@ -26,12 +25,11 @@ class FjORD(OrigDrop):
     paper's best, α = T = 1. A step with distillation so costs two passes; one at full width needs one.
     """
 
-    class Params(Settings):
+    class Params(OrigDrop.Params):
         widths: tuple[float, ...] = Field(
             (0.2, 0.4, 0.6, 0.8, 1.0), description="shares of the full width that steps draw among, up to the client's"
         )
         distil: bool = Field(True, description="the drawn width learns from the client's widest, and that from labels")
-        scaling: bool = Field(False, description="scale activations by 1/ρ, as HeteroFL does")
 
         @field_validator("widths")
         @classmethod
@@ -58,6 +56,6 @@ class FjORD(OrigDrop):
     def loss(self, step: Step) -> Tensor:
         loss = super().loss(step)
         for narrower in step.others:
-            taught = step.logits.detach().softmax(-1)
-            loss = loss + F.kl_div(narrower.log_softmax(-1), taught, reduction="none").sum(-1).mean()
+            taught = step.logits.detach().log_softmax(-1)
+            loss = loss + (taught.exp() * (taught - narrower.log_softmax(-1))).sum(-1).mean()
         return loss

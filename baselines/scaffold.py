@@ -73,7 +73,8 @@ class Scaffold(FedAvg):
         correction: Any = sum(
             (step.params[CONTROL + name] * (step.params[name] - step.start[name])).sum() for name in self.weights
         )
-        return super().loss(step) + correction
+        total: Tensor = super().loss(step) + correction
+        return total
 
     def upload(self, params: State, start: State, memory: State, way: float) -> State:
         if not way:  # no steps: cᵢ stays

@@ -151,13 +151,14 @@ def check_equivalents(algorithm: Named, params: Given = None, model: Mapping[str
     """Every way to the logits that it offers gives those of `forward`, and their gradients; in double precision."""
     one = double(federation(algorithm, params, model))
     state = _sub_model(one)
-    x = one.data.prepare(one.data.train.inputs[:6])
+    x, frozen = one.data.prepare(one.data.train.inputs[:6]), one.algorithm.frozen()
     results = []
     for forward in (one.algorithm.forward, *one.algorithm.equivalents()):
         tensors = {name: tensor.clone().requires_grad_() for name, tensor in state.items()}
         with evaluating():
             logits = forward(tensors, x)
-        results.append([logits, *torch.autograd.grad(logits.square().sum(), list(tensors.values()))])
+        trained = [tensor for name, tensor in tensors.items() if name not in frozen]
+        results.append([logits, *torch.autograd.grad(logits.square().sum(), trained)])
     for other in results[1:]:
         for mine, theirs in zip(results[0], other, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
