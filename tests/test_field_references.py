@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from frames import rounds_of
 
+from prism_bench.analysis.report.cells import Form
+from prism_bench.analysis.report.tables import table
 from prism_bench.base.errors import BadInput
 from prism_bench.core.algorithm import Client, ServerModel
 from prism_bench.core.axes import Axis, Dim
@@ -16,10 +19,12 @@ from prism_bench.data.dataset import Signature
 from prism_bench.engine import costs
 from prism_bench.engine.evaluate import evaluate, fit
 from prism_bench.engine.spec import Plugin, Run
+from prism_bench.harness.results import summarise
 from prism_bench.models.layers import BatchNorm2d, GroupNorm, Linear
 from prism_bench.models.model import Model
 from prism_bench.testing import federation, tiny_data
 from prism_bench.testing.models import MODEL_CHECKS
+from prism_bench.views import accuracy
 
 CNN = {"name": "cnn", "width": 10}
 BATCH = {"name": "smallcnn", "width": 10, "norm": "batch"}
@@ -429,6 +434,23 @@ def test_a_norm_that_is_the_default_is_no_part_of_a_runs_identity(name, norm):
     assert plain.as_dict() == given.as_dict()
     assert "norm" not in plain.as_dict()
     assert other.as_dict()["norm"] == "group"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("resnet18", True),
+        ("resnet18 width=32 norm=static", False),
+        ("smallcnn", False),
+        ("smallcnn width=16 norm=batch", True),
+        ("lstm", False),
+        ("no model of ours", False),
+    ],
+)
+def test_a_table_says_where_a_samples_result_depends_on_its_batch(model, said):
+    frame = summarise(rounds_of(("fedavg", "1", 0, [50, 91]))).assign(model=model)
+    caption = accuracy.VIEW.table.sheet(table(frame), Form()).caption
+    assert ("a sample's result depends on its batch" in caption) == said
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
