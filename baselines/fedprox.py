@@ -19,6 +19,8 @@ class FedProx(FedAvg):
     What the paper has for clients that do less work than others is left out: here all do the same.
     """
 
+    reference = False
+
     class Params(Settings):
         mu: NonNegativeFloat = Field(0.01, description="strength µ of the proximal term; 0: FedAvg")
 

@@ -31,6 +31,8 @@ class Scaffold(FedAvg):
     Both are sent both ways, so a client pays twice FedAvg's bytes. With momentum, Kη is what K steps of it amount to.
     """
 
+    reference = False
+
     def build(self, network: Network, seed: int) -> None:
         super().build(network, seed)
         self.weights = tuple(self.layout.dims)

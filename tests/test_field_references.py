@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from frames import rounds_of
 
+import prism_bench
 from prism_bench.analysis.report.cells import Form
 from prism_bench.analysis.report.tables import table
 from prism_bench.base.errors import BadInput
@@ -337,6 +339,21 @@ def test_each_of_heterofls_additions_changes_something(addition):
     trained = [each.algorithm.state for each in (one, other)]
     equal = all(torch.equal(tensor, trained[1][name]) for name, tensor in trained[0].items())
     assert equal == (addition == "static"), "fitted statistics are for evaluation"
+
+
+def test_drops_are_from_fedavg_and_no_other_full_model_training(tmp_path):
+    tree = {
+        "name": "references", "data": {"name": "noise", "train": 40, "test": 40},
+        "partition": {"name": "iid", "clients": 4}, "model": {"name": "smallcnn", "width": 4},
+        "training": {"rounds": 2, "active": 2, "epochs": 1}, "grid": {"algorithm": ["fedavg", "fedprox", "scaffold"]},
+    }  # fmt: skip
+    prism_bench.run(tree, out=tmp_path)
+    rows = summarise(pd.read_csv(tmp_path / "rounds.csv")).set_index("algorithm")
+    shown = table(rows.reset_index()).set_index("algorithm")
+    assert rows["cuts"].to_dict() == {"fedavg": False, "fedprox": True, "scaffold": True}
+    for name in ("fedprox", "scaffold"):
+        assert shown["drop"][name] == pytest.approx(rows["accuracy"][name] - rows["accuracy"]["fedavg"])
+    assert pd.isna(shown["drop"]["fedavg"])
 
 
 # Norms ----------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,9 @@ class Algorithm(ABC):
     cuts: ClassVar[bool] = True
     """False where every client trains the whole model, whatever its capacity."""
 
+    reference: ClassVar[bool] = True
+    """False where it cuts nothing, and is yet no plain full-model training that others are to be compared with."""
+
     smaller_in: ClassVar[tuple[Literal["width", "rank", "depth", "updates"], ...]] = ()
     """What a sub-model has less of than the whole: how `prism-bench list` groups methods; empty where it isn't said."""
 
