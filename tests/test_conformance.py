@@ -30,6 +30,7 @@ def test_every_algorithm_on_every_model(algorithm, model, check):
         ("orthdrop", {"factorise": ["blocks.*.conv2", "stem"]}),
         ("origdrop", {"scaling": True}),
         ("splitmix", {"scaling": True, "atom": 0.1}),
+        ("fjord", {"distil": False, "widths": [0.1, 0.5]}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )

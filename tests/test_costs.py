@@ -116,10 +116,10 @@ def test_costs_equal_what_actually_ran(algorithm, model):
 
 
 class SeesAll(PriSMVariants):
-    """Says at each step which part is trained: always all of it, but that is not known before."""
+    """Says what part a step trains: always all of it, but a method with views may say otherwise."""
 
-    def view(self, layout, rng):
-        return {}
+    def views(self, layout):
+        return [[{}]]
 
 
 def test_where_shapes_change_at_each_step_costs_are_of_the_forward_as_stated():

@@ -7,6 +7,7 @@ below by hand, in double precision.
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
 from typing import ClassVar
 
@@ -32,7 +33,6 @@ from prism_bench.plugin import (
     Signature,
     along,
     cross_entropy,
-    indices,
     prefix,
     stream,
 )
@@ -267,8 +267,9 @@ def test_frozen_tensors():
 class Views(First):
     """Two of the client's features at each step."""
 
-    def view(self, layout, rng):
-        return {"hidden": indices(np.sort(rng.permutation(layout.axes["hidden"].size)[:2]))}
+    def views(self, layout):
+        pairs = itertools.combinations(range(layout.axes["hidden"].size), min(2, layout.axes["hidden"].size))
+        return [[{"hidden": torch.tensor(pair)}] for pair in pairs]
 
 
 @pytest.mark.parametrize("at_once", [1, 8])
@@ -280,8 +281,8 @@ def test_a_view_per_step(at_once):
         x, y = samples(one, client)
         params = {name: tensor.clone() for name, tensor in start.items()}
         for step in range(2):
-            view = np.sort(stream(0, "view", 0, client, step).permutation(3)[:2])
-            seen |= set(view.tolist())
+            view = [[0, 1], [0, 2], [1, 2]][stream(0, "view", 0, client, step).integers(3)]
+            seen |= set(view)
             now = {
                 "hidden.weight": params["hidden.weight"][view],
                 "hidden.bias": params["hidden.bias"][view],
@@ -307,8 +308,8 @@ def test_a_view_per_step(at_once):
 class ViewsBeyond(Views):
     """Views by the whole model's size, of which the client has a part."""
 
-    def view(self, layout, rng):
-        return {"hidden": torch.tensor([0, 3])}
+    def views(self, layout):
+        return [[{"hidden": torch.tensor([0, 3])}]]
 
 
 def test_a_view_beyond_the_sub_model_is_the_plugins_mistake():
@@ -635,11 +636,18 @@ class NoWeight(Whole):
         return 0.0
 
 
-class UnseededView(Views):
-    """Draws from elsewhere."""
+class DrawsViews(Views):
+    """Draws what the run should draw."""
 
-    def view(self, layout, rng):
-        return super().view(layout, np.random.default_rng())
+    def views(self, layout):
+        return [[{"hidden": torch.from_numpy(np.random.permutation(layout.axes["hidden"].size)[:2])}]]
+
+
+class UnreadViews(Views):
+    """Passes that no loss reads."""
+
+    def views(self, layout):
+        return [[{}, *view] for view in super().views(layout)]
 
 
 class UnseededReport(Whole):
@@ -681,7 +689,8 @@ class DeploysNothing(Whole):
         (Growing, "something is the server's"),
         (FreezesAll, "nothing is left to train"),
         (NoWeight, "must be positive and finite"),
-        (UnseededView, "`view` must draw from the generator"),
+        (DrawsViews, "`views` must follow from the layout alone"),
+        (UnreadViews, "there is no `loss` that reads them"),
         (UnseededReport, "must follow from the client's samples alone"),
         (OnlyRecalls, "there is no `remember`"),
         (KeepsCount, "a resumed run differs"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -16,6 +16,15 @@ class Settings(BaseModel):
     """Base of all settings: frozen, and a key that does not exist is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Settings that came when there were results already: at its default, one is no part of a run's identity."""
+
+    def recorded(self) -> dict[str, Any]:
+        """As a run's record and its identity have them."""
+        fields = type(self).model_fields
+        old = {name for name in self.later if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in old}
 
 
 def identity(settings: Mapping[str, Any]) -> str:

@@ -65,6 +65,7 @@ class Algorithm(ABC):
     layout : the axes of the server's tensors
     state : the server's tensors, in the space the method works in
     keeps : the keep ratios that occur among all clients; set by the run
+    clients : how many clients there are; set by the run
     """
 
     Params: ClassVar[type[Settings]] = Settings
@@ -72,6 +73,9 @@ class Algorithm(ABC):
 
     cuts: ClassVar[bool] = True
     """False where every client trains the whole model, whatever its capacity."""
+
+    reference: ClassVar[bool] = True
+    """False where it cuts nothing, and is yet no plain full-model training that others are to be compared with."""
 
     smaller_in: ClassVar[tuple[Literal["width", "rank", "depth", "updates"], ...]] = ()
     """What a sub-model has less of than the whole: how `prism-bench list` groups methods; empty where it isn't said."""
@@ -86,6 +90,7 @@ class Algorithm(ABC):
         self.params: Any = validate(self.Params, settings, type(self).__name__) if params is None else params
         self.state: State = {}
         self.keeps: tuple[float, ...] = (1.0,)
+        self.clients = 1
         self._seed = 0
 
     @classmethod  # noqa: B027 - an optional hook
@@ -178,7 +183,7 @@ class Algorithm(ABC):
         """`forward`, then other ways to the same logits where there are any: training takes the one of least MACs.
 
         Costs and budgets are those of the one that runs; ``prism-bench costs`` shows those of `forward`, the method as
-        its authors state it, beside them. A method with a `view` runs `forward`.
+        its authors state it, beside them. A method with `views` runs `forward`.
         """
         return [self.forward]
 
@@ -196,15 +201,21 @@ class Algorithm(ABC):
         return SGD(momentum)
 
     def frozen(self) -> Collection[str]:
-        """Names of the tensors that clients hold and don't train: they are sent down and not up."""
+        """Names of the tensors that clients hold and don't train."""
         return ()
 
-    def view(self, layout: Layout, rng: np.random.Generator) -> Selection:
-        """The part of a client's sub-model that its next step trains; empty: all of it.
+    def unsent(self) -> Collection[str]:
+        """Names of the tensors that clients don't send up: those that they don't train."""
+        return self.frozen()
 
-        ``layout`` is the sub-model's own: its axes are as long as the client holds them.
+    def views(self, layout: Layout) -> Sequence[Sequence[Selection]]:
+        """What a step of a client may be about, by parts of its sub-model (empty: all of it): each step draws one.
+
+        All are equally likely. One with several parts passes the batch through each: `loss` sees the logits of all,
+        and its tensors and the regulariser's are the first part's. ``layout`` is the sub-model's own: its axes are as
+        long as the client holds them. Costs are the mean over the views, and memory is that of the largest.
         """
-        return {}
+        return [[{}]]
 
     def report(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """What a client tells the server before the server selects, of its own samples: a few small tensors."""
@@ -213,6 +224,13 @@ class Algorithm(ABC):
     def recall(self, params: State, memory: State) -> State:
         """What a client starts from, given what it was sent and what it kept of its last participation, if anything."""
         return params
+
+    def upload(self, params: State, start: State, memory: State, way: float) -> State:
+        """What a client sends up in place of what training left of some tensors, after it trained to ``params``.
+
+        ``way`` is how far the optimiser would have moved a tensor under a gradient of one at every step.
+        """
+        return {}
 
     def remember(self, params: State, start: State, memory: State) -> State:
         """What a client keeps until it takes part again, after it trained from ``start`` to ``params``; nothing: {}."""
@@ -231,6 +249,19 @@ def selected(algorithm: Algorithm, round: int, cohort: Sequence[Client]) -> list
     except BadPlugin as error:
         raise BadPlugin(f"{name}: `select` {error}") from None
     return plan
+
+
+def viewed(algorithm: Algorithm, layout: Layout) -> Sequence[Sequence[Selection]]:
+    """A method's views of a sub-model; BadPlugin where those can't be meant."""
+    views, name = algorithm.views(layout), type(algorithm).__name__
+    if not views or not all(views):
+        raise BadPlugin(f"{name}: `views` must give at least one view, and each at least one part.")
+    try:
+        for part in (part for view in views for part in view):
+            layout.check(part)
+    except BadPlugin as error:
+        raise BadPlugin(f"{name}: `views` {error}") from None
+    return views
 
 
 class OrthogonalParams(Settings):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,7 +22,8 @@ from prism_bench.core.axes import Axis, Dim, Dims, Layout, State
 from prism_bench.core.capacity import kept
 
 _thread = threading.local()
-"""What each thread has of its own: copies of networks, whether it evaluates, and where its noise comes from."""
+"""What each thread has of its own: copies of networks, whether it evaluates and by which statistics, and where its
+noise comes from."""
 
 
 class Layer(nn.Module):
@@ -164,6 +165,11 @@ class Network(nn.Module):
         """Whether training it draws random numbers."""
         return any(isinstance(module, Noisy) for module in self.modules())
 
+    @property
+    def static(self) -> bool:
+        """Whether evaluating it takes statistics that were fitted to training samples."""
+        return any(isinstance(module, Statistical) and module.static for module in self.modules())
+
     def here(self) -> Network:
         """This network, to be called with tensors by this thread, in the thread's mode: training or evaluation.
 
@@ -208,6 +214,12 @@ class Network(nn.Module):
         for layer in self.weighted_layers().values():
             layer.rescale = rescale
 
+    def set_static(self, static: bool) -> None:
+        """Switch fitted statistics in evaluation on or off, in every layer that normalises by a batch's."""
+        for module in self.modules():
+            if isinstance(module, Statistical):
+                module.static = static
+
 
 def dense_forward(network: Network, params: State, x: Tensor) -> Tensor:
     """Logits of a network called with the given tensors, of whatever size; from any thread."""
@@ -218,6 +230,16 @@ def dense_forward(network: Network, params: State, x: Tensor) -> Tensor:
 def evaluating() -> AbstractContextManager[None]:
     """Networks that this thread calls meanwhile are in evaluation mode."""
     return _meanwhile("evaluating", True)
+
+
+def measuring(met: list[Moments]) -> AbstractContextManager[None]:
+    """The statistics of the batch that this thread's networks meet meanwhile are put into a list, layer by layer."""
+    return _meanwhile("met", met)
+
+
+def fitted(statistics: Sequence[Moments]) -> AbstractContextManager[None]:
+    """Networks that this thread calls meanwhile take these statistics in place of the batch's, in the same order."""
+    return _meanwhile("fitted", iter(statistics))
 
 
 def noise_from(generator: torch.Generator) -> AbstractContextManager[None]:
@@ -233,6 +255,37 @@ def _meanwhile(name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(_thread, name, before)
+
+
+class Moments(NamedTuple):
+    """Mean and variance of each feature."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+class Statistical(nn.Module):
+    """A module that normalises by statistics of the batch; in evaluation by fitted ones, once `static` is set.
+
+    Statistics are no part of the server's tensors, as nobody trains them. They are known by the order in which a
+    forward asks for them, so that they fit whatever is evaluated: the whole model, a part of it, several in one.
+    """
+
+    static = False
+
+    def statistics(self, x: Tensor) -> Moments | None:
+        """What to normalise with; None: the batch's own statistics, as in training and where nothing was fitted."""
+        if self.training or not self.static:
+            return None
+        met, given = getattr(_thread, "met", None), getattr(_thread, "fitted", None)
+        if met is not None:
+            met.append(self.measure(x))
+        known: Moments | None = None if given is None else next(given)
+        return known
+
+    def measure(self, x: Tensor) -> Moments:
+        """The batch's statistics."""
+        raise NotImplementedError
 
 
 class Noisy(nn.Module):

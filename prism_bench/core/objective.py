@@ -23,6 +23,10 @@ class Step:
     """The client's tensors now; the loss is differentiated with respect to them."""
     start: State
     """The same tensors as the client's training began."""
+    present: Tensor
+    """Of each label, whether the client has any sample of it."""
+    others: Sequence[Tensor] = ()
+    """Logits of the further parts, where the step is about several (`Algorithm.views`)."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from prism_bench.base.errors import BadInput
-from prism_bench.core.algorithm import Algorithm, Client, Forward, selected
-from prism_bench.core.axes import State
+from prism_bench.core.algorithm import Algorithm, Client, Forward, selected, viewed
+from prism_bench.core.axes import Layout, Selection, State
 from prism_bench.core.capacity import Budget
 from prism_bench.core.network import Network, dense_forward
 from prism_bench.core.objective import SGD, Optimiser
@@ -52,10 +53,13 @@ def count(
     batch: int,
     frozen: Collection[str] = (),
     optimiser: Optimiser | None = None,
+    unsent: Collection[str] | None = None,
+    view: Callable[[State], Sequence[State]] = lambda params: [params],
 ) -> Costs:
     """Costs of one (sub-)model whose tensors have the given shapes, trained with the given batch.
 
-    ``frozen`` tensors are sent down and not up, and get no gradient. The optimiser is SGD, where none is given.
+    ``frozen`` tensors get no gradient; ``unsent`` ones, the same if nothing else is said, are sent down and not up. The
+    optimiser is SGD, where none is given. ``view`` gives the parts that a step passes its batch through.
     """
     params: State = {
         name: torch.empty(tuple(shape), device="meta", dtype=NUMBER, requires_grad=name not in frozen)
@@ -66,17 +70,20 @@ def count(
     kept = Kept({tensor.untyped_storage()._cdata for tensor in params.values()})
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda handle: handle.tensor):
         with FlopCounterMode(display=False) as counter:
-            loss = F.cross_entropy(forward(params, x), torch.empty(batch, dtype=torch.int64, device="meta"))
+            labels = torch.empty(batch, dtype=torch.int64, device="meta")
+            losses = [F.cross_entropy(forward(part, x), labels) for part in view(params)]
+            loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         torch.autograd.grad(loss, list(trained.values()))  # what is computed again is kept for a while, too
     # Optimisers see tensors with the client as leading dimension.
     slots = (optimiser or SGD(0.0)).slots({name: tensor.detach()[None] for name, tensor in trained.items()})
     held, gradients = _bytes(params.values()), _bytes(trained.values())
+    sent_down_only = frozen if unsent is None else unsent
     return Costs(
         parameters=sum(tensor.numel() for tensor in params.values()),
         macs=counter.get_total_flops() / 2 / batch,
         activation_bytes=kept.most,
         training_bytes=held + gradients + sum(_bytes(slot.values()) for slot in slots) + kept.most,
-        transfer_bytes=held + gradients,
+        transfer_bytes=held + _bytes(params[name] for name in params if name not in sent_down_only),
     )
 
 
@@ -136,8 +143,11 @@ def running(
 
 def _ways(algorithm: Algorithm) -> Sequence[Forward]:
     """The forwards to choose from: `forward` alone where a step trains a part, as shapes then change at each step."""
-    views = type(algorithm).view is not Algorithm.view
-    return [algorithm.forward] if views else algorithm.equivalents()
+    return [algorithm.forward] if _has_views(algorithm) else algorithm.equivalents()
+
+
+def _has_views(algorithm: Algorithm) -> bool:
+    return type(algorithm).views is not Algorithm.views
 
 
 def _least(each: Sequence[Costs]) -> int:
@@ -155,9 +165,29 @@ def _counted(
     known, frozen = _known.setdefault(algorithm, {}), frozenset(algorithm.frozen())
     key = (tuple((name, tuple(shape)) for name, shape in sorted(shapes.items())), data, batch, momentum, frozen)
     if key not in known:
-        optimiser = algorithm.optimiser(momentum)
-        known[key] = [count(way, shapes, data, batch, frozen, optimiser) for way in _ways(algorithm)]
+        about = (shapes, data, batch, frozen, algorithm.optimiser(momentum), algorithm.unsent())
+        if _has_views(algorithm):
+            layout = algorithm.layout.of(shapes)
+            views = [partial(_parts, layout, view) for view in viewed(algorithm, layout)]
+            known[key] = [_drawn([count(algorithm.forward, *about, view) for view in views])]
+        else:
+            known[key] = [count(way, *about) for way in _ways(algorithm)]
     return known[key]
+
+
+def _parts(layout: Layout, view: Sequence[Selection], params: State) -> list[State]:
+    """The parts of a sub-model that a step passes its batch through."""
+    return [{name: tensor[layout.index(name, part)] for name, tensor in params.items()} for part in view]
+
+
+def _drawn(each: Sequence[Costs]) -> Costs:
+    """Costs of steps that are each about one of several views: the mean of their work, the memory of the largest."""
+    return replace(
+        each[0],
+        macs=sum(one.macs for one in each) / len(each),
+        activation_bytes=max(one.activation_bytes for one in each),
+        training_bytes=max(one.training_bytes for one in each),
+    )
 
 
 def of_client(algorithm: Algorithm, keep: float, data: Signature, batch: int, momentum: float = 0.0) -> Costs:

@@ -24,7 +24,7 @@ from prism_bench.data.population import Population
 from prism_bench.engine import costs
 from prism_bench.engine.by_client import ByClient, mixed, worst
 from prism_bench.engine.costs import Costs
-from prism_bench.engine.evaluate import Evaluated, evaluate
+from prism_bench.engine.evaluate import Evaluated, evaluate, fit
 from prism_bench.engine.hardware import Stopwatch, choose_device, clients_at_once
 from prism_bench.engine.local import LocalTrainer, clients_side, overrides
 from prism_bench.engine.round import Round, Task
@@ -63,7 +63,7 @@ class Federation:
         if run.capacity.budget:
             budgets = run.capacity.budget
             self.keeps = tuple(costs.largest_keep(self.algorithm, b, self.full_costs, *self.about) for b in budgets)
-        self.algorithm.keeps = self.keeps
+        self.algorithm.keeps, self.algorithm.clients = self.keeps, len(population)
         if run.training.fan_in == "thin":
             self._start(self.algorithm.network.thinned(dense, self.algorithm.features()))
         self.expected = {keep: costs.of_client(self.algorithm, keep, *self.about) for keep in self.keeps}
@@ -243,7 +243,9 @@ class Federation:
         """How a server model does on the test set."""
         # Compiled code is shared by threads that would get in each other's way.
         count = 1 if self.execution.compile else workers(self.device)
-        return evaluate(model, self.data, self.run.evaluation.batch, count, self.run.training.precision)
+        how = (self.run.evaluation.batch, count, self.run.training.precision)
+        statistics = fit(model, self.data, *how) if self.algorithm.network.static else None
+        return evaluate(model, self.data, *how, statistics)
 
     def dense_weights(self) -> State | None:
         """The full model's weights; None where the server's model is no single network (an ensemble)."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from prism_bench.base.errors import BadPlugin, nearest
-from prism_bench.core.algorithm import Algorithm, Forward
+from prism_bench.core.algorithm import Algorithm, Forward, viewed
 from prism_bench.core.axes import Layout, Selection, State
 from prism_bench.core.network import noise_from
 from prism_bench.core.objective import Step, cross_entropy
@@ -37,10 +37,12 @@ from prism_bench.engine.spec import Run
 
 @dataclass(frozen=True)
 class Schedule:
-    """One client's local steps in a round: sample indices batch by batch, and the stream of its augmentation."""
+    """One client's local steps in a round: sample indices batch by batch, the stream of its augmentation, and all that
+    the client has."""
 
     batches: list[np.ndarray]
     augment: np.random.Generator
+    samples: np.ndarray
 
     @classmethod
     def plan(cls, samples: np.ndarray, training: Training, seed: int, round: int, client: int) -> Schedule:
@@ -58,7 +60,7 @@ class Schedule:
                 position = (epoch, client) if training.steps else (round, client, epoch)
                 order = samples[stream(seed, "batches", *position).permutation(len(samples))]
             batches.append(order[place * training.batch : (place + 1) * training.batch])
-        return cls(batches, stream(seed, "augment", round, client))
+        return cls(batches, stream(seed, "augment", round, client), samples)
 
 
 def clients_side(run: Run, data: Dataset) -> Algorithm:
@@ -66,10 +68,11 @@ def clients_side(run: Run, data: Dataset) -> Algorithm:
     algorithm: Algorithm = run.algorithm.kind(run.algorithm.settings)
     algorithm.build(run.model.settings.build(data.signature), run.seed)
     frozen, known = set(algorithm.frozen()), algorithm.layout.dims
-    for name in sorted(frozen - known.keys()):
-        raise BadPlugin(
-            f"{run.algorithm.name}: `frozen` names '{name}', and there is no such tensor. {nearest(name, known)}"
-        )
+    for hook, names in (("frozen", frozen), ("unsent", set(algorithm.unsent()))):
+        for name in sorted(names - known.keys()):
+            raise BadPlugin(
+                f"{run.algorithm.name}: `{hook}` names '{name}', and there is no such tensor. {nearest(name, known)}"
+            )
     if frozen == known.keys():
         raise BadPlugin(f"{run.algorithm.name}: `frozen` names every tensor, and nothing is left to train.")
     return algorithm
@@ -115,7 +118,7 @@ class LocalTrainer:
                 recalled = algorithm.recall({name: tensor[row].clone() for name, tensor in state.items()}, task.memory)
                 for name, tensor in recalled.items():
                     state[name][row] = tensor
-        keeps_start = any(overrides(algorithm, hook) for hook in ("loss", "remember"))
+        keeps_start = any(overrides(algorithm, hook) for hook in ("loss", "upload", "remember"))
         start = {name: tensor.clone() for name, tensor in state.items()} if keeps_start else state
         schedules = [self.schedule(round, client) for client in clients]
         forward = self.forward({name: tuple(tensor.shape[1:]) for name, tensor in state.items()})
@@ -123,6 +126,11 @@ class LocalTrainer:
             algorithm, state, schedules, self.data, self.run.training, self.learning_rate(round),
             start=start, forward=forward, stop=stop, draws=Draws(self.run.seed, round, clients),
         )  # fmt: skip
+        if overrides(algorithm, "upload"):
+            for row, (task, schedule) in enumerate(zip(tasks, schedules, strict=True)):
+                way = self.way(len(schedule.batches), self.learning_rate(round))
+                for name, tensor in algorithm.upload(_row(state, row), _row(start, row), task.memory, way).items():
+                    state[name][row] = tensor
         memories: list[State] = [{} for _ in tasks]
         if overrides(algorithm, "remember"):
             for row, task in enumerate(tasks):
@@ -131,6 +139,14 @@ class LocalTrainer:
                 memories[row] = {name: tensor.clone() for name, tensor in kept.items()}
         return Trained(tasks, state, losses, memories)
 
+    def way(self, steps: int, lr: float) -> float:
+        """How far so many steps move a tensor whose gradient is one at each."""
+        optimiser, moved = self.algorithm.optimiser(self.run.training.momentum), {"": torch.zeros(1)}
+        slots = optimiser.slots(moved)
+        for _ in range(steps):
+            optimiser.step(moved, {"": torch.ones(1)}, slots, lr)
+        return -moved[""].item()
+
     def forward(self, shapes: dict[str, tuple[int, ...]]) -> Forward:
         """Of the algorithm's equivalent forwards the one that `costs` says runs with these shapes; stacked."""
         key = tuple(shapes.values())
@@ -138,7 +154,7 @@ class LocalTrainer:
             training, algorithm = self.run.training, self.algorithm
             best = costs.running(algorithm, shapes, self.data.signature, training.batch, training.momentum)
             forward = stacked(compute(best, training.precision))
-            fixed = not overrides(algorithm, "view") and not algorithm.network.draws  # the same at each step
+            fixed = not overrides(algorithm, "views") and not algorithm.network.draws  # the same at each step
             self._forwards[key] = torch.compile(forward) if self.compile and fixed else forward
         return self._forwards[key]
 
@@ -165,13 +181,10 @@ class Draws:
         streams = [stream(self.seed, "noise", self.round, client) for client in self.clients]
         return [torch.Generator().manual_seed(int(one.integers(2**63))) for one in streams]
 
-    def views(self, algorithm: Algorithm, layout: Layout, step: int) -> list[Selection]:
-        """For a method that trains another part of the sub-model at each step."""
+    def views(self, count: int, step: int) -> list[int]:
+        """For a method whose steps are about parts of the sub-model: which of so many views each client's next is."""
         places = [(self.round, client, step) for client in self.clients]
-        views = [algorithm.view(layout, stream(self.seed, "view", *place)) for place in places]
-        for view in views:
-            layout.check(view)
-        return views
+        return [int(stream(self.seed, "view", *place).integers(count)) for place in places]
 
 
 def train(
@@ -199,30 +212,43 @@ def train(
     held = {name: tensor for name, tensor in state.items() if name not in algorithm.frozen()}
     slots = move.optimiser.slots(held)
     noise = draws.noise() if algorithm.network.draws else None
-    layout = algorithm.layout.of({name: tensor.shape[1:] for name, tensor in state.items()}) if move.views else None
+    views: Sequence[Sequence[Selection]] = [[{}]]
+    if overrides(algorithm, "views"):
+        views = move.see(algorithm.layout.of({name: tensor.shape[1:] for name, tensor in state.items()}))
+    present = _present(schedules, data) if move.own_loss else None
     with arithmetic(training.precision):
         for step in range(batches.steps):
             if stop is not None and stop.is_set():
                 break
-            views = draws.views(algorithm, layout, step) if layout else None
-            for rows in batches.alike(step, views):
+            drawn = draws.views(len(views), step) if len(views) > 1 else [0] * len(schedules)
+            for rows in batches.alike(step, drawn):
                 x, y = batches.load(rows, step)
-                sees = (layout, views[rows[0]]) if layout and views and views[rows[0]] else None
+                view = views[drawn[rows[0]]]
                 sources = [noise[row] for row in rows] if noise else None
                 if len(rows) == len(schedules):
-                    losses += move(state, held, slots, start or state, x, y, sees, sources)
+                    losses += move(state, held, slots, start or state, x, y, present, view, sources)
                     continue
                 chosen = torch.tensor(rows).to(losses.device, non_blocking=True)
                 part, part_start = _rows(state, chosen), _rows(start, chosen) if start is not None else None
                 part_held = {name: part[name] for name in held}
                 part_slots = [_rows(slot, chosen) for slot in slots]
-                losses[chosen] += move(part, part_held, part_slots, part_start or part, x, y, sees, sources)
+                theirs = present[chosen] if present is not None else None
+                losses[chosen] += move(part, part_held, part_slots, part_start or part, x, y, theirs, view, sources)
                 for name in held:
                     state[name][chosen] = part[name]
                     for slot, part_slot in zip(slots, part_slots, strict=True):
                         slot[name][chosen] = part_slot[name]
     steps = torch.tensor([max(1, len(one.batches)) for one in schedules]).to(losses.device, non_blocking=True)
     return losses / steps
+
+
+def _present(schedules: Sequence[Schedule], data: Dataset) -> Tensor:
+    """Of each client and label, whether the client has any sample of it."""
+    labels = data.train.labels
+    present = torch.zeros(len(schedules), data.classes, dtype=torch.bool, device=labels.device)
+    for row, schedule in enumerate(schedules):
+        present[row, labels[torch.from_numpy(schedule.samples).to(labels.device)]] = True
+    return present
 
 
 def _rows(state: State, chosen: Tensor) -> State:
@@ -262,13 +288,12 @@ class Batches:
     def _send(self, parts: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self.data.train.labels.device, non_blocking=True)
 
-    def alike(self, step: int, views: Sequence[Selection] | None = None) -> list[list[int]]:
-        """The clients that have a batch at this step, by its size and by the part of the sub-model that they train."""
-        groups: dict[Any, list[int]] = defaultdict(list)
-        for row, sizes in enumerate(self.sizes):
+    def alike(self, step: int, views: Sequence[int]) -> list[list[int]]:
+        """The clients that have a batch at this step, by its size and by the view that they drew."""
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for row, (sizes, view) in enumerate(zip(self.sizes, views, strict=True)):
             if step < len(sizes):
-                seen = sorted((axis, tuple(chosen.tolist())) for axis, chosen in views[row].items()) if views else ()
-                groups[sizes[step], tuple(seen)].append(row)
+                groups[sizes[step], view].append(row)
         return list(groups.values())
 
     def load(self, rows: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
@@ -288,8 +313,14 @@ class Mover:
     def __init__(self, algorithm: Algorithm, forward: Forward, training: Training, lr: float) -> None:
         self.algorithm, self.forward, self.training, self.lr = algorithm, forward, training, lr
         self.optimiser = algorithm.optimiser(training.momentum)
-        self.views = overrides(algorithm, "view")
         self.own_loss = overrides(algorithm, "loss")
+        self.layout: Layout | None = None
+        """The sub-models' own, where a step may be about parts of them."""
+
+    def see(self, layout: Layout) -> Sequence[Sequence[Selection]]:
+        """The views of sub-models with this layout."""
+        self.layout = layout
+        return viewed(self.algorithm, layout)
 
     def __call__(
         self,
@@ -299,36 +330,36 @@ class Mover:
         start: State,
         x: Tensor,
         y: Tensor,
-        sees: tuple[Layout, Selection] | None = None,
+        present: Tensor | None = None,
+        view: Sequence[Selection] = ({},),
         noise: Sequence[torch.Generator] | None = None,
     ) -> Tensor:
-        """Move the tensors that are trained, ``held``, of all that the clients have, ``state``; returns the losses.
-
-        ``sees`` is the part of the sub-models that the step is about, where not the whole.
-        """
-        if sees is None:
-            params = {name: tensor.detach() for name, tensor in state.items()}
-        else:
-            layout, view = sees
-            where = {name: (slice(None), *layout.index(name, view)) for name in state}
-            params = {name: tensor[where[name]].detach() for name, tensor in state.items()}
-            start = {name: tensor[where[name]] for name, tensor in start.items()} if self.own_loss else start
-        trained = {name: params[name].requires_grad_() for name in held}
-        loss = self._loss(self._logits(params, x, noise), y, params, start)
+        """Move the tensors that are trained, ``held``, of all that the clients have, ``state``; returns the losses."""
+        whole = {name: tensor.detach() for name, tensor in state.items()}
+        trained = {name: whole[name].requires_grad_() for name in held}
+        parts = [self._part(whole, part) for part in view]
+        logits = [self._logits(part, x, noise) for part in parts]
+        loss = self._loss(logits, y, parts[0], self._part(start, view[0]), present)
         # Sub-models share no tensor, so the gradient of the sum is each one's own.
         gradients = dict(zip(trained, torch.autograd.grad(loss.sum(), list(trained.values())), strict=True))
         with torch.no_grad():
             if self.training.clip is not None:
                 _clip(gradients, self.training.clip)
             if self.training.decay:
-                seen = held if sees is None else {name: tensor.detach() for name, tensor in trained.items()}
-                self.algorithm.add_decay(seen, gradients, self.training.decay)
-            if sees is not None:
+                of_first = self._part(gradients, view[0])
+                self.algorithm.add_decay(self._part(held, view[0]), of_first, self.training.decay)
                 for name, gradient in gradients.items():
-                    gradients[name] = torch.zeros_like(held[name])
-                    gradients[name][where[name]] = gradient
+                    if view[0]:
+                        gradient[self._where(name, view[0])] = of_first[name]
             self.optimiser.step(held, gradients, slots, self.lr)
         return loss.detach()
+
+    def _part(self, state: State, part: Selection) -> State:
+        return {name: tensor[self._where(name, part)] for name, tensor in state.items()} if part else state
+
+    def _where(self, name: str, part: Selection) -> tuple[Tensor | slice, ...]:
+        assert self.layout is not None
+        return (slice(None), *self.layout.index(name, part))
 
     def _logits(self, params: State, x: Tensor, noise: Sequence[torch.Generator] | None) -> Tensor:
         if noise is None:
@@ -341,16 +372,20 @@ class Mover:
                 )
         return torch.cat(each)
 
-    def _loss(self, logits: Tensor, y: Tensor, params: State, start: State) -> Tensor:
-        if not self.own_loss:
-            return cross_entropy(logits, y)
+    def _loss(self, logits: Sequence[Tensor], y: Tensor, params: State, start: State, present: Tensor | None) -> Tensor:
+        if not self.own_loss or present is None:
+            return cross_entropy(logits[0], y)
 
-        def of_one(logits: Tensor, y: Tensor, params: State, start: State) -> Tensor:
-            return self.algorithm.loss(Step(logits, y, params, start))
+        def of_one(
+            logits: Tensor, y: Tensor, params: State, start: State, present: Tensor, others: Sequence[Tensor]
+        ) -> Tensor:
+            return self.algorithm.loss(Step(logits, y, params, start, present, others))
 
-        if len(logits) == 1:
-            return of_one(logits[0], y[0], _row(params, 0), _row(start, 0))[None]
-        losses: Tensor = vmap(of_one)(logits, y, params, start)
+        first, others = logits[0], tuple(logits[1:])
+        if len(y) == 1:
+            alone = tuple(one[0] for one in others)
+            return of_one(first[0], y[0], _row(params, 0), _row(start, 0), present[0], alone)[None]
+        losses: Tensor = vmap(of_one)(first, y, params, start, present, others)
         return losses
 
 

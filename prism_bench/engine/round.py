@@ -68,7 +68,7 @@ class Round:
         for task in tasks:
             alike.setdefault(tuple(task.sizes.items()), []).append(task)
         self.tasks = [task for equal in alike.values() for task in equal]
-        self.merge, self.frozen = algorithm.merge(), algorithm.frozen()
+        self.merge, self.unsent = algorithm.merge(), algorithm.unsent()
         self.losses: list[Tensor] = []
         self.memories: dict[int, dict[int, State]] = {}
 
@@ -91,8 +91,7 @@ class Round:
         """Take in stacked sub-models after training. The order of the tasks shows in the last digits of the sums."""
         with self.clock("merge"):
             for row, task in enumerate(trained.tasks):
-                # What clients don't train they don't send up.
-                updated = {name: tensor[row] for name, tensor in trained.state.items() if name not in self.frozen}
+                updated = {name: tensor[row] for name, tensor in trained.state.items() if name not in self.unsent}
                 self.merge.add(task.selection, updated, self.weights[task.client.number])
                 self.memories.setdefault(task.client.number, {})[task.part] = trained.memories[row]
         self.losses.append(trained.losses)

@@ -89,7 +89,7 @@ class Plugin:
         return f"{self.name} {self.variant}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
-        return {"name": self.name, **self.settings.model_dump(mode="json")}
+        return {"name": self.name, **self.settings.recorded()}
 
 
 def fields_of(kind: Any) -> type[Settings]:

@@ -211,7 +211,7 @@ class Experiment:
             "keep": run.capacity.label,
             "settings": " ".join(self._settings(run)),
             "seed": run.seed,
-            "cuts": run.algorithm.kind.cuts,
+            "cuts": run.algorithm.kind.cuts or not run.algorithm.kind.reference,
             "tuned": self.chosen[identity].text if identity in self.chosen else "",
         }
 

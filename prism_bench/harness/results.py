@@ -37,8 +37,8 @@ LABELS = [
     "tuned",
     "code",
 ]
-"""What says which run a row belongs to. ``cuts`` is false for full-model training, the reference; ``tuned`` says which
-settings were chosen on validation data; ``code`` is the hash of the code that made the run."""
+"""What says which run a row belongs to. ``cuts`` is false for the reference, plain full-model training; ``tuned`` says
+which settings were chosen on validation data; ``code`` is the hash of the code that made the run."""
 
 CELL = ["data", "model", "partition", "algorithm", "variant", "keep", "settings"]
 """What makes a row of a table: everything but the seed."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch.nn.functional as F
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from prism_bench.core.axes import Axis, Dim
 from prism_bench.core.network import Network
 from prism_bench.data.dataset import Signature
-from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear
+from prism_bench.models.layers import NORMS, Conv2d, Linear, NormName, normalisation
 from prism_bench.models.model import Model, require_images
 
 
@@ -24,7 +24,7 @@ class ConvNet(Network):
         widths: tuple[int, ...],
         kernels: tuple[int, ...],
         pool: tuple[bool, ...],
-        norm: bool,
+        norm: NormName,
     ) -> None:
         super().__init__()
         require_images(data, smallest=2 ** sum(pool))
@@ -33,8 +33,8 @@ class ConvNet(Network):
         self.convs, self.norms, self.pool = nn.ModuleList(), nn.ModuleList(), pool
         for number, (size, kernel, pooled) in enumerate(zip(widths, kernels, pool, strict=True)):
             outputs = Axis(f"conv{number}", size)
-            self.convs.append(Conv2d(features, outputs, kernel, bias=not norm))
-            self.norms.append(BatchNorm2d(outputs) if norm else nn.Identity())
+            self.convs.append(Conv2d(features, outputs, kernel, bias=norm == "none"))
+            self.norms.append(normalisation(norm, outputs))
             features = outputs
             if pooled:
                 height, width = height // 2, width // 2
@@ -54,34 +54,38 @@ class ConvNet(Network):
 
 
 class FemnistCNN(Model):
-    """The paper's FEMNIST network: 64@5×5, pool, 64@3×3, pool, linear; no normalisation."""
+    """The paper's FEMNIST network: 64@5×5, pool, 64@3×3, pool, linear; the paper's has no normalisation."""
 
     width: PositiveInt = 64
+    norm: NormName = Field("none", description=NORMS)
+    later = frozenset({"norm"})
     usual: ClassVar[Signature] = Signature((1, 28, 28), 62)
 
     def build(self, data: Signature) -> ConvNet:
-        return ConvNet(data, (self.width, self.width), (5, 3), (True, True), norm=False)
+        return ConvNet(data, (self.width, self.width), (5, 3), (True, True), self.norm)
 
 
 class SmallCNN(Model):
     """Three 3×3 convolutions for small images such as the embedded 8×8 digits."""
 
     width: PositiveInt = 32
-    norm: Literal["none", "batch"] = "none"
+    norm: NormName = Field("none", description=NORMS)
     usual: ClassVar[Signature] = Signature((1, 8, 8), 10)
 
     def build(self, data: Signature) -> ConvNet:
         widths = (self.width, 2 * self.width, 2 * self.width)
-        return ConvNet(data, widths, (3, 3, 3), (True, False, True), norm=self.norm == "batch")
+        return ConvNet(data, widths, (3, 3, 3), (True, False, True), self.norm)
 
 
 class VGG11(Model):
     """VGG11 with BatchNorm for 32×32 images: eight 3×3 convolutions, one linear classifier."""
 
     width: PositiveInt = 64
+    norm: NormName = Field("batch", description=NORMS)
+    later = frozenset({"norm"})
     usual: ClassVar[Signature] = Signature((3, 32, 32), 10)
 
     def build(self, data: Signature) -> ConvNet:
         widths = tuple(self.width * times for times in (1, 2, 4, 4, 8, 8, 8, 8))
         pool = (True, True, False, True, False, True, False, True)
-        return ConvNet(data, widths, (3,) * 8, pool, norm=True)
+        return ConvNet(data, widths, (3,) * 8, pool, self.norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from prism_bench.core.axes import Axis, Dim, Dims, State
-from prism_bench.core.network import Layer, Noisy, Weighted
+from prism_bench.core.network import Layer, Moments, Noisy, Statistical, Weighted
 
 
 class Conv2d(Weighted):
@@ -65,10 +65,20 @@ class Norm(Layer):
         return {"weight": torch.ones(size), "bias": torch.zeros(size)}
 
 
-class BatchNorm2d(Norm):
-    """BatchNorm without running statistics: the batch's own, in training and in evaluation."""
+class BatchNorm2d(Norm, Statistical):
+    """BatchNorm without running statistics: the batch's own, in training and in evaluation.
+
+    Once it is static, evaluation takes statistics that were fitted to training samples after the training.
+    """
+
+    def measure(self, x: Tensor) -> Moments:
+        variance, mean = torch.var_mean(x, (0, 2, 3), correction=min(1, x.numel() // x.shape[1] - 1))
+        return Moments(mean, variance)
 
     def forward(self, x: Tensor) -> Tensor:
+        known = self.statistics(x)
+        if known is not None:
+            return F.batch_norm(x, known.mean, known.variance, self.weight, self.bias, training=False)
         if x.numel() == x.shape[1]:
             # One value per channel is its own mean: only the shift is left.
             return (x - x) * self.weight[:, None, None] + self.bias[:, None, None]
@@ -130,6 +140,45 @@ class FewChannels(torch.autograd.Function):
         centred.addcmul_(arriving, scale.repeat(8)).sub_((scale * of_bias).repeat(8))
         pixels = x.numel() // x.shape[1]
         return FewChannels.map(centred, x), pixels * of_weight, pixels * of_bias
+
+
+class GroupNorm(Norm):
+    """GroupNorm in groups of 16 neighbouring channels of those that are there, so that they follow a sub-model's width.
+
+    What is left over goes to the last group; fewer channels are one group. A sub-model of the first channels thus has
+    the full model's groups, but for the last. Wu and He, "Group Normalization", ECCV 2018, found 16 best.
+    """
+
+    CHANNELS = 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[1]
+        rest = self.CHANNELS * max(0, count // self.CHANNELS - 1)
+        if count % self.CHANNELS == 0 or not rest:
+            return F.group_norm(x, max(1, count // self.CHANNELS), self.weight, self.bias)
+        parts = (slice(0, rest), rest // self.CHANNELS), (slice(rest, count), 1)
+        each = [F.group_norm(x[:, part], groups, self.weight[part], self.bias[part]) for part, groups in parts]
+        return torch.cat(each, 1)
+
+
+NormName = Literal["batch", "static", "group", "none"]
+"""How a convolutional network normalises; ``NORMS`` says what each is."""
+
+NORMS = (
+    "batch: by the batch's statistics, in evaluation too; static: these in training, in evaluation statistics that are "
+    "fitted to training samples; group: by groups of 16 channels; none: not at all"
+)
+
+
+def normalisation(name: NormName, features: Axis) -> nn.Module:
+    """A layer that normalises feature maps as the setting says."""
+    if name == "none":
+        return nn.Identity()
+    if name == "group":
+        return GroupNorm(features)
+    norm = BatchNorm2d(features)
+    norm.static = name == "static"
+    return norm
 
 
 def recomputed(module: nn.Module, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""ResNet-18 for 32×32 images: 3×3 stem, no first pooling, BatchNorm without running statistics."""
+"""ResNet-18 for 32×32 images: 3×3 stem, no first pooling, BatchNorm without running statistics by default."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from torch import Tensor, nn
 from prism_bench.core.axes import Axis
 from prism_bench.core.network import Network
 from prism_bench.data.dataset import Signature
-from prism_bench.models.layers import BatchNorm2d, Conv2d, Linear, recomputed
+from prism_bench.models.layers import NORMS, Conv2d, Linear, NormName, normalisation, recomputed
 from prism_bench.models.model import Model, require_images
 
 
 class Block(nn.Module):
     """Two 3×3 convolutions and a shortcut. ``outputs`` is the axis that the whole stage's additions tie together."""
 
-    def __init__(self, inputs: Axis, inner: Axis, outputs: Axis, stride: int) -> None:
+    def __init__(self, inputs: Axis, inner: Axis, outputs: Axis, stride: int, norm: NormName) -> None:
         super().__init__()
-        self.conv1 = Conv2d(inputs, inner, 3, stride)
-        self.norm1 = BatchNorm2d(inner)
-        self.conv2 = Conv2d(inner, outputs, 3)
-        self.norm2 = BatchNorm2d(outputs)
+        bias = norm == "none"
+        self.conv1 = Conv2d(inputs, inner, 3, stride, bias)
+        self.norm1 = normalisation(norm, inner)
+        self.conv2 = Conv2d(inner, outputs, 3, bias=bias)
+        self.norm2 = normalisation(norm, outputs)
         self.shortcut: nn.Module = nn.Identity()
         if inputs != outputs:
-            self.shortcut = nn.Sequential(Conv2d(inputs, outputs, 1, stride), BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(Conv2d(inputs, outputs, 1, stride, bias), normalisation(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -36,19 +37,21 @@ class Block(nn.Module):
 class ResNet(Network):
     """Stages of residual blocks; each stage halves the map and doubles the width."""
 
-    def __init__(self, data: Signature, width: int, blocks: tuple[int, ...], stride: int, recompute: bool) -> None:
+    def __init__(
+        self, data: Signature, width: int, blocks: tuple[int, ...], stride: int, recompute: bool, norm: NormName
+    ) -> None:
         super().__init__()
         self.recompute = recompute
         require_images(data)
         features = Axis("stage1", width, stream=True)
-        self.stem = Conv2d(Axis("input", data.shape[0], "fixed"), features, 3, stride)
-        self.norm = BatchNorm2d(features)
+        self.stem = Conv2d(Axis("input", data.shape[0], "fixed"), features, 3, stride, bias=norm == "none")
+        self.norm = normalisation(norm, features)
         self.blocks = nn.ModuleList()
         for stage, count in enumerate(blocks, start=1):
             outputs = Axis(f"stage{stage}", width * 2 ** (stage - 1), stream=True)
             for number in range(count):
                 inner = Axis(f"stage{stage}.{number}", outputs.size)
-                self.blocks.append(Block(features, inner, outputs, 2 if stage > 1 and number == 0 else 1))
+                self.blocks.append(Block(features, inner, outputs, 2 if stage > 1 and number == 0 else 1, norm))
                 features = outputs
         self.classifier = Linear(features, Axis("classes", data.classes, "fixed"))
         self.paper_layers = tuple(f"blocks.{n}.conv{c}" for n in range(len(self.blocks)) for c in (1, 2))
@@ -62,7 +65,7 @@ class ResNet(Network):
 
 
 class ResNet18(Model):
-    """ResNet-18 for CIFAR: 3×3 stem, 4 stages of 2 blocks, BatchNorm on batch statistics."""
+    """ResNet-18 for CIFAR: 3×3 stem, 4 stages of 2 blocks, BatchNorm on batch statistics by default."""
 
     width: PositiveInt = 64
     blocks: tuple[PositiveInt, ...] = (2, 2, 2, 2)
@@ -72,7 +75,9 @@ class ResNet18(Model):
         description="keep each block's input only and compute the block again on the way back: much less activation "
         "memory, a third more work, the same numbers",
     )
+    norm: NormName = Field("batch", description=NORMS)
+    later = frozenset({"norm"})
     usual: ClassVar[Signature] = Signature((3, 32, 32), 10)
 
     def build(self, data: Signature) -> ResNet:
-        return ResNet(data, self.width, self.blocks, self.stride, self.recompute)
+        return ResNet(data, self.width, self.blocks, self.stride, self.recompute, self.norm)

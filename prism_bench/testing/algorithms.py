@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from prism_bench.base.errors import BadPlugin
-from prism_bench.core.algorithm import Algorithm, Client
+from prism_bench.core.algorithm import Algorithm, Client, viewed
 from prism_bench.core.axes import Selection, State
 from prism_bench.core.network import evaluating
 from prism_bench.core.objective import Step
-from prism_bench.core.seeds import stream
 from prism_bench.core.submodel import gather, gather_stacked
 from prism_bench.engine import costs
 from prism_bench.engine.federation import Federation
@@ -152,13 +151,14 @@ def check_equivalents(algorithm: Named, params: Given = None, model: Mapping[str
     """Every way to the logits that it offers gives those of `forward`, and their gradients; in double precision."""
     one = double(federation(algorithm, params, model))
     state = _sub_model(one)
-    x = one.data.prepare(one.data.train.inputs[:6])
+    x, frozen = one.data.prepare(one.data.train.inputs[:6]), one.algorithm.frozen()
     results = []
     for forward in (one.algorithm.forward, *one.algorithm.equivalents()):
         tensors = {name: tensor.clone().requires_grad_() for name, tensor in state.items()}
         with evaluating():
             logits = forward(tensors, x)
-        results.append([logits, *torch.autograd.grad(logits.square().sum(), list(tensors.values()))])
+        trained = [tensor for name, tensor in tensors.items() if name not in frozen]
+        results.append([logits, *torch.autograd.grad(logits.square().sum(), trained)])
     for other in results[1:]:
         for mine, theirs in zip(results[0], other, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
@@ -231,8 +231,15 @@ def check_loss(algorithm: Named, params: Given = None, model: Mapping[str, Any] 
     logits = torch.randn(3, 4, one.data.classes, generator=rng, dtype=torch.float64)
     labels = torch.randint(one.data.classes, (3, 4), generator=rng)
 
-    def loss(logits: Tensor, labels: Tensor, params: State, start: State) -> Tensor:
-        return method.loss(Step(logits, labels, params, start))
+    # As many sets of logits as the method's views may have parts, each by itself.
+    parts = max(len(view) for view in method.views(method.layout))
+    others = tuple(torch.randn(3, 4, one.data.classes, generator=rng, dtype=torch.float64) for _ in range(parts - 1))
+    present = torch.zeros(3, one.data.classes, dtype=torch.bool).scatter_(1, labels, True)
+
+    def loss(
+        logits: Tensor, labels: Tensor, params: State, start: State, present: Tensor, others: tuple[Tensor, ...]
+    ) -> Tensor:
+        return method.loss(Step(logits, labels, params, start, present, others))
 
     for moved in (0.0, 0.1):
         now = {
@@ -241,19 +248,22 @@ def check_loss(algorithm: Named, params: Given = None, model: Mapping[str, Any] 
         }
         outputs = logits.clone().requires_grad_()
         rows = [[{name: tensor[row] for name, tensor in state.items()} for state in (now, start)] for row in range(3)]
-        alone = [loss(outputs[row], labels[row], *rows[row]) for row in range(3)]
+        each = [tuple(logits[row] for logits in others) for row in range(3)]
+        alone = [
+            loss(outputs[row], labels[row], rows[row][0], rows[row][1], present[row], each[row]) for row in range(3)
+        ]
         assert all(each.shape == () and each.isfinite() for each in alone), "`loss` must give one finite number"
         inputs = [outputs, *now.values()]
         for gradient in torch.autograd.grad(torch.stack(alone).sum(), inputs, allow_unused=True):
             where = "where a client's training begins" if not moved else "under way"
             assert gradient is None or gradient.isfinite().all(), f"the gradient of `loss` is not finite {where}"
-        stacked = vmap(loss)(outputs, labels, now, start)
+        stacked = vmap(loss)(outputs, labels, now, start, present, others)
         torch.testing.assert_close(stacked, torch.stack(alone), msg=lambda text: f"`loss` of stacked clients: {text}")
 
 
 def check_frozen(algorithm: Named, params: Given = None, model: Mapping[str, Any] = TINY) -> None:
-    """No round of training changes what is frozen."""
-    if not _has(algorithm, "frozen"):
+    """No round of training changes what clients don't send up."""
+    if not (_has(algorithm, "frozen") or _has(algorithm, "unsent")):
         return
     one = federation(algorithm, params, model, (0.4, 0.2))
     state = one.algorithm.state
@@ -261,21 +271,22 @@ def check_frozen(algorithm: Named, params: Given = None, model: Mapping[str, Any
     for trained in one.executor.train(opened):
         opened.add(trained)
     merged = opened.merge.result()
-    for name in one.trainer.algorithm.frozen():
-        assert torch.equal(merged[name], state[name]), f"'{name}' is frozen, and training changes it"
+    for name in one.trainer.algorithm.unsent():
+        assert torch.equal(merged[name], state[name]), f"'{name}' is not sent up, and training changes it"
 
 
-def check_view(algorithm: Named, params: Given = None, model: Mapping[str, Any] = TINY) -> None:
-    """Views select validly on the sub-model's own layout, and follow from the generator."""
-    if not _has(algorithm, "view"):
+def check_views(algorithm: Named, params: Given = None, model: Mapping[str, Any] = TINY) -> None:
+    """Views select validly on the sub-model's own layout, and follow from it alone."""
+    if not _has(algorithm, "views"):
         return
     one = federation(algorithm, params, model)
     for state in (_sub_model(one), one.algorithm.state):
         layout = one.algorithm.layout.of({name: tensor.shape for name, tensor in state.items()})
-        for step in range(5):
-            first, second = (one.trainer.algorithm.view(layout, stream(0, "view", 0, 0, step)) for _ in range(2))
-            _valid(layout.check, first, "`view`")
-            assert _plain([[first]]) == _plain([[second]]), "`view` must draw from the generator that it is given only"
+        first, second = (one.trainer.algorithm.views(layout) for _ in range(2))
+        viewed(one.trainer.algorithm, layout)
+        assert _plain(first) == _plain(second), "`views` must follow from the layout alone: the run draws among them"
+        read = _has(algorithm, "loss") or all(len(view) == 1 for view in first)
+        assert read, "a view has several parts, and there is no `loss` that reads them"
 
 
 def check_report(algorithm: Named, params: Given = None, model: Mapping[str, Any] = TINY) -> None:
@@ -340,7 +351,7 @@ CHECKS: tuple[Check, ...] = (
     check_clients_side,
     check_loss,
     check_frozen,
-    check_view,
+    check_views,
     check_report,
     check_memory,
     check_weight,

@@ -14,6 +14,7 @@ from prism_bench.analysis.report.cells import (
     bold_caption,
     cost_columns,
     labels_of,
+    norm_caption,
     number,
     paper_caption,
     pays,
@@ -63,7 +64,14 @@ def sheet(frame: pd.DataFrame, form: Form) -> Sheet:
     else:
         columns |= cost_columns(frame)
     beside = paper_caption(frame) if paper else pays(frame)
-    caption = [ACCURACY, DROP if dropped else "", beside, bold_caption(frame), tuned_caption(frame)]
+    caption = [
+        ACCURACY,
+        DROP if dropped else "",
+        beside,
+        norm_caption(frame),
+        bold_caption(frame),
+        tuned_caption(frame),
+    ]
     return sheet_of(frame, form, columns, caption, [*labels_of(frame), *tuned_labels(frame)])
 
 

@@ -40,7 +40,8 @@ def local_steps(algorithm, keep, model=RESNET, clients=1, steps=1):
     one = federation(algorithm, None, model, keep, usual_data(model, 32 * clients), (32,) * clients, batch=32)
     selections = [one.algorithm.select(0, [Client(number, keep)])[0][0] for number in range(clients)]
     state = gather_stacked(one.algorithm.state, one.algorithm.layout, selections)
-    work = [Schedule([one.population[number]] * steps, np.random.default_rng(0)) for number in range(clients)]
+    samples = [one.population[number] for number in range(clients)]
+    work = [Schedule([each] * steps, np.random.default_rng(0), each) for each in samples]
     forward = one.trainer.forward({name: tuple(tensor.shape[1:]) for name, tensor in state.items()})
     return lambda: train(one.algorithm, state, work, one.data, one.run.training, 0.0, forward=forward)
 

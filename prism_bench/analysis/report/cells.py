@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 
 from prism_bench.analysis.report.tables import CONTEXT
+from prism_bench.base import registry
+from prism_bench.base.errors import BadInput
 from prism_bench.harness.results import CELL
 
 Row = dict[Hashable, Any]
@@ -30,6 +32,7 @@ PAYS = (
 )
 ALL_MEMORY = "All memory: the activations, the parameters, their gradients and what the optimiser keeps."
 BEST = "Bold: the best of those that cut, at equal data, model, partition, settings and keep ratio."
+BY_BATCH = "Under norm=batch, BatchNorm takes each test batch's own statistics: a sample's result depends on its batch."
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,23 @@ def with_bold(frame: pd.DataFrame, digits: int) -> pd.DataFrame:
 def bold_caption(frame: pd.DataFrame) -> str:
     """Say what bold means, where something is."""
     return BEST if frame["bold"].any() else ""
+
+
+def norm_caption(frame: pd.DataFrame) -> str:
+    """Say that an accuracy depends on the batches of the test, where it does."""
+    return BY_BATCH if "model" in frame and any(map(_by_batch, frame["model"].unique())) else ""
+
+
+def _by_batch(label: str) -> bool:
+    """Whether a model normalises by each batch, going by its label: its name and the settings that were given."""
+    name, *given = label.split(" ")
+    settings = dict(part.split("=", 1) for part in given if "=" in part)
+    try:
+        fields = registry.load("models", name, "model").model_fields
+    except BadInput:
+        return False  # results are shown without their plugins, too
+    default = fields["norm"].default if "norm" in fields else None
+    return bool(settings.get("norm", default) == "batch")
 
 
 def tuned_labels(frame: pd.DataFrame) -> list[str]:

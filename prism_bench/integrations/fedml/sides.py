@@ -206,7 +206,7 @@ class Worker:
 
     def train(self, message: Message) -> Message:
         """The answer to a message: what was trained of each sub-model, its loss, and what the client keeps."""
-        device, frozen = self.trainer.device, self.trainer.algorithm.frozen()
+        device, unsent = self.trainer.device, self.trainer.algorithm.unsent()
         results = {}
         with threads(self.execution, message["step_macs"]) if self.execution else nullcontext():
             for job, (client, sent, memory) in message["jobs"].items():
@@ -214,7 +214,7 @@ class Worker:
                 state = {name: tensor.to(device, copy=True) for name, tensor in sent.items()}
                 task = Task(client, {}, memory=_to(memory, device))
                 trained = self.trainer.train(message["round"], [task], state)
-                up = {name: tensor for name, tensor in trained.state.items() if name not in frozen}
+                up = {name: tensor for name, tensor in trained.state.items() if name not in unsent}
                 results[job] = (_to(up, CPU), trained.losses.cpu(), _to(trained.memories[0], CPU))
         return {"results": results}
 
