@@ -225,7 +225,7 @@ def test_scalefl_teaches_from_the_last_exit():
 
 
 def test_scalefl_at_one_block_is_origdrop_of_that_block():
-    """Where depth leaves one exit, its only loss is the labels': half the width of the first convolution, as OrigDrop."""
+    """Where depth leaves one exit, its only loss is the labels', and its filters are OrigDrop's half."""
     run = federation("scalefl", model=CNN, keep=0.25)
     alone = part(run.algorithm, 0.25)
     wide = part(federation("origdrop", model=CNN, keep=0.5).algorithm, 0.5)
