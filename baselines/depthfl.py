@@ -31,8 +31,9 @@ from prism_bench.plugin import (
 
 
 class DepthFL(Algorithm):
-    """The first ⌊ρB⌋ of B blocks, at least one, with a classifier behind each, which learn from the labels and each
-    other; the server deploys the mean of their logits.
+    """The first ⌊ρB⌋ of B blocks, at least one; the classifiers behind them learn from the labels and each other.
+
+    The server deploys the mean of the logits of all classifiers that are trained.
 
     Each block of the network is one that can be cut (the paper cuts a ResNet into four), and its classifier is linear
     on the pooled features (the paper's has a convolution before it). The paper's slow start of the distillation, and
@@ -44,6 +45,7 @@ class DepthFL(Algorithm):
             1.0, description="weight of what the classifiers learn from each other; 0: they learn from the labels only"
         )
 
+    smaller_in = ("depth",)
     deploys = "trained"
 
     network: BlockNetwork

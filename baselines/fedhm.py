@@ -44,17 +44,18 @@ class Recomposed(Merge):
 
 
 class FedHM(OrthogonalAlgorithm):
-    """The top ⌈ρR⌉ kernels of every factorised layer, or its whole weight where that is smaller; the server takes the
-    mean of the recomposed weights and decomposes that.
+    """The top ⌈ρR⌉ kernels of every factorised layer; the server means the recomposed weights and decomposes that.
 
-    `orthdrop` means each kernel over those that had it, and what nobody had stays. Here a client of low rank counts in
-    every entry of the weight with the kernels it had, as if the others were zero, and the mean may have any rank. The
-    first convolution and the classifier stay whole ("hybrid"), as ``factorise: paper`` has it.
+    Where the kernels of all these layers are as many numbers as their weights, the weights are sent instead. What
+    differs from `orthdrop`, which means each kernel over those that had it and leaves the others as they were: here a
+    client of low rank counts in every entry of the weight as if its other kernels were zero, and the mean may have any
+    rank. The first convolution and the classifier stay whole ("hybrid"), as ``factorise: paper`` has it.
     """
 
     class Params(OrthogonalParams):
         refresh: Literal[1] = Field(1, description="the mean is decomposed in every round")
 
+    smaller_in = ("rank",)
     params: Params
 
     def build(self, network: Network, seed: int) -> None:

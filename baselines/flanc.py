@@ -40,8 +40,10 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class FLANC(Algorithm):
-    """A client trains the widest network of at most ⌈ρN⌉ filters that there are coefficients for; each weight is mixed
-    by these from a basis that all sizes share, held orthogonal.
+    """Thin networks of several widths, each weight mixed by its width's coefficients from a basis that all share.
+
+    A client trains the widest of at most ⌈ρN⌉ filters, and the server deploys the widest that is trained. The basis is
+    held orthogonal.
 
     The basis has pieces of filters, each over some of the input channels. Coefficients, and all that is not composed
     (biases, norms, what ``factorise`` leaves whole), are one set per size: the mean over the clients of that size.
@@ -54,6 +56,7 @@ class FLANC(Algorithm):
         basis: Share = Field(0.25, description="pieces of a layer's basis, as a share of its outputs")
         orthogonality: NonNegativeFloat = Field(0.01, description="λ of λ‖BBᵀ - I‖²")
 
+    smaller_in = ("width",)
     deploys = "trained"
     params: Params
 
@@ -104,7 +107,7 @@ class FLANC(Algorithm):
     def forward(self, params: State, x: Tensor) -> Tensor:
         """The network of the size whose tensors are there, each weight mixed from its basis."""
         own = next(name for name in params if name.startswith("size")).partition(".")[0]
-        dense = {name.removeprefix(f"{own}."): tensor for name, tensor in params.items() if name.startswith(own)}
+        dense = {name.removeprefix(f"{own}."): tensor for name, tensor in params.items() if name.startswith(f"{own}.")}
         for path, inputs in self.inputs[own].items():
             basis, mixed = params[f"{path}.basis"], dense[f"{path}.weight"]
             pieces = (mixed @ basis.flatten(1)).view(*mixed.shape[:2], *basis.shape[1:])

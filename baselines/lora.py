@@ -56,6 +56,7 @@ class LoRA(Algorithm):
         )
         whole: tuple[str, ...] = Field(("classifier.*",), description="patterns of tensors that are trained whole")
 
+    smaller_in = ("updates",)
     params: Params
 
     @classmethod
@@ -83,14 +84,13 @@ class LoRA(Algorithm):
 
     def start(self, dense: State) -> None:
         """U is zero and V is drawn, so that updates begin as nothing."""
-        rng, device = self.random(0), next(iter(dense.values())).device
-        self.state = dict(dense)
+        self.state, rng = dict(dense), self.random(0)
         for path in self.space.paths if self.params.rank else ():
             layer, rank = self.space.layer(path), self.layout.axes[self.space.rank(path).name].size
             shape = (rank, layer.inputs.size, *layer.kernel)
-            self.state[f"{path}.u"] = torch.zeros(layer.outputs.size, rank, device=device)
+            self.state[f"{path}.u"] = torch.zeros(layer.outputs.size, rank, device=self.device)
             v = torch.from_numpy(rng.normal(0, math.prod(shape[1:]) ** -0.5, shape).astype(np.float32))
-            self.state[f"{path}.v"] = v.to(device)
+            self.state[f"{path}.v"] = v.to(self.device)
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         return [[self._kernels(round, client)] for client in cohort]
@@ -100,8 +100,8 @@ class LoRA(Algorithm):
         return along(self.layout.of_kind("rank"), client.keep, rule, self.device)
 
     def ratios(self) -> list[float]:
-        sizes = {axis.size for axis in self.layout.of_kind("rank")}
-        return sorted({count / size for size in sizes for count in range(1, size + 1)}) or [1.0]
+        most = max(1, self.params.rank)
+        return [count / most for count in range(1, most + 1)]
 
     def features(self) -> float:
         return 1.0

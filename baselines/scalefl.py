@@ -15,9 +15,9 @@ from .depthfl import DepthFL
 
 
 class ScaleFL(DepthFL):
-    """The first ⌈√ρ·N⌉ filters of every layer in the first ⌊√ρ·B⌋ of B blocks, with a classifier behind each, which
-    learn from the labels and from the last; the server deploys the last.
+    """The first ⌈√ρ·N⌉ filters in the first ⌊√ρ·B⌋ of B blocks; earlier classifiers learn from the last one too.
 
+    The server deploys the last classifier that is trained.
     Width and depth share a capacity evenly, √ρ each, so that together they keep about ρ of the features; the paper
     searches for the two. A later classifier weighs more: the i-th i times.
     """
@@ -28,6 +28,7 @@ class ScaleFL(DepthFL):
         )
         temperature: PositiveFloat = Field(3.0, description="by which logits are divided for the distillation")
 
+    smaller_in = ("width", "depth")  # type: ignore[assignment]
     params: Params  # type: ignore[assignment]
 
     def first(self, keep: float) -> Selection:
