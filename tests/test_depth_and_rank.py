@@ -17,6 +17,7 @@ from prism_bench.core.submodel import gather
 from prism_bench.engine import costs
 from prism_bench.testing import double, federation
 
+SEEN = torch.ones(4, dtype=torch.bool)
 CNN = {"name": "cnn", "width": 10}
 RESNET = {"name": "resnet18", "width": 10, "blocks": (2, 2)}
 BATCH = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -159,7 +160,7 @@ def test_depthfl_distils_between_every_pair():
     """Two exits with p = (3/4, 1/4) and (1/2, 1/2): both divergences, as numbers."""
     logits = torch.log(torch.tensor([[[0.75, 0.25], [0.5, 0.5]]]))
     one = federation("depthfl", model=CNN).algorithm
-    found = one.loss(Step(logits, torch.tensor([0]), {}, {})).item()
+    found = one.loss(Step(logits, torch.tensor([0]), {}, {}, SEEN)).item()
     to_second = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
     to_first = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
     assert found == pytest.approx(-math.log(0.75) - math.log(0.5) + to_second + to_first)
@@ -217,7 +218,7 @@ def test_scalefl_teaches_from_the_last_exit():
     found = {}
     for share in (0.0, 0.5):
         one = federation("scalefl", {"distillation": share, "temperature": 1}, CNN).algorithm
-        found[share] = one.loss(Step(logits, labels, {}, {})).item()
+        found[share] = one.loss(Step(logits, labels, {}, {}, SEEN)).item()
     first, last = -math.log(0.75), -math.log(0.5)
     taught = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
     assert found[0.0] == pytest.approx((first + 2 * last) / 3)
@@ -231,7 +232,7 @@ def test_scalefl_at_one_block_is_origdrop_of_that_block():
     wide = part(federation("origdrop", model=CNN, keep=0.5).algorithm, 0.5)
     assert torch.equal(alone["convs.0.weight"], wide["convs.0.weight"])
     logits, labels = run.algorithm.forward(alone, BATCH), torch.arange(6) % 4
-    loss = run.algorithm.loss(Step(logits, labels, alone, alone))
+    loss = run.algorithm.loss(Step(logits, labels, alone, alone, SEEN))
     torch.testing.assert_close(loss, F.cross_entropy(logits[:, 0], labels))
 
 
@@ -269,7 +270,9 @@ def test_flanc_with_a_complete_basis_starts_as_origdrop():
     logits = one.forward(part(one, 0.4), BATCH)
     torch.testing.assert_close(logits, other.forward(part(other, 0.4), BATCH), rtol=1e-4, atol=1e-5)
     labels = torch.arange(6) % 4
-    torch.testing.assert_close(one.loss(Step(logits, labels, one.state, one.state)), F.cross_entropy(logits, labels))
+    torch.testing.assert_close(
+        one.loss(Step(logits, labels, one.state, one.state, SEEN)), F.cross_entropy(logits, labels)
+    )
 
 
 def test_flanc_holds_the_basis_orthogonal():
@@ -277,7 +280,7 @@ def test_flanc_holds_the_basis_orthogonal():
     one = federation("flanc", {"orthogonality": 0.1}, CNN).algorithm
     doubled = one.state | {"convs.1.basis": 2 * one.state["convs.1.basis"]}
     logits, labels = torch.zeros(1, 4), torch.tensor([0])
-    assert one.loss(Step(logits, labels, doubled, doubled)).item() == pytest.approx(math.log(4) + 2.7, rel=1e-5)
+    assert one.loss(Step(logits, labels, doubled, doubled, SEEN)).item() == pytest.approx(math.log(4) + 2.7, rel=1e-5)
 
 
 def test_flanc_trains_the_largest_size_within_a_ratio():
