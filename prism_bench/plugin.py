@@ -17,11 +17,11 @@ from prism_bench.core.algorithm import (
     OrthogonalParams,
     ServerModel,
 )
-from prism_bench.core.axes import Axis, Dim, Dims, Layout, Selection, State
+from prism_bench.core.axes import Axis, Dim, Dims, Layout, Selection, State, without
 from prism_bench.core.capacity import kept
-from prism_bench.core.network import Layer, Network, Noisy, Weighted, dense_forward
+from prism_bench.core.network import BlockNetwork, Layer, Network, Noisy, Weighted, block_part, dense_forward
 from prism_bench.core.objective import SGD, Optimiser, Step, cross_entropy
-from prism_bench.core.orthogonal import OrthogonalSpace
+from prism_bench.core.orthogonal import OrthogonalSpace, chosen_layers
 from prism_bench.core.seeds import stream
 from prism_bench.core.selections import (
     Rule,
@@ -54,6 +54,7 @@ __all__ = [
     "BadInput",
     "BadPlugin",
     "BatchNorm2d",
+    "BlockNetwork",
     "Callback",
     "Client",
     "Conv2d",
@@ -104,6 +105,8 @@ __all__ = [
     "Weighted",
     "along",
     "block",
+    "block_part",
+    "chosen_layers",
     "cross_entropy",
     "dense_forward",
     "drawn",
@@ -121,4 +124,5 @@ __all__ = [
     "stream",
     "whole",
     "window",
+    "without",
 ]

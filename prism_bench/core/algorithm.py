@@ -176,7 +176,11 @@ class Algorithm(ABC):
     # The clients' side ------------------------------------------------------------------------------------------------
 
     def forward(self, params: State, x: Tensor) -> Tensor:
-        """Logits of a (sub-)model: the same code for every size, as the layers take their shapes from ``params``."""
+        """Logits of a (sub-)model: the same code for every size, as the layers take their shapes from ``params``.
+
+        With a `loss` of the method's own this may be more, such as the logits of several classifiers. Then `full_model`
+        and `part` give the forward that is evaluated.
+        """
         return dense_forward(self.network, params, x)
 
     def equivalents(self) -> Sequence[Forward]:

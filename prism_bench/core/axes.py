@@ -8,8 +8,8 @@ tensor that belong to it follow from the layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,7 +23,7 @@ State = dict[str, Tensor]
 """Named tensors: a model's parameters, whole or cut."""
 
 Selection = Mapping[str, Tensor]
-"""Indices (int64) to keep per axis name; an axis that is not named is kept whole."""
+"""Indices (int64) to keep per axis name; an axis that is not named is kept whole. No index of a part leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Axis:
 
     name: str
     size: int
-    kind: Literal["feature", "rank", "rows", "atom", "fixed"] = "feature"
+    kind: Literal["feature", "rank", "rows", "atom", "part", "fixed"] = "feature"
     stream: bool = False
 
 
@@ -90,9 +90,14 @@ Dims = tuple["Dim | None", ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """The axes of a named set of tensors."""
+    """The axes of a named set of tensors.
+
+    ``parts`` says which tensors a sub-model may do without: each lies, as a whole, on an axis of size one, and a
+    selection of nothing along that axis leaves it out. The blocks of a network are such parts.
+    """
 
     dims: Mapping[str, Dims]
+    parts: Mapping[str, Axis] = field(default_factory=dict)
 
     @cached_property
     def axes(self) -> dict[str, Axis]:
@@ -102,10 +107,15 @@ class Layout:
             for dim in dims:
                 if dim is not None and found.setdefault(dim.axis.name, dim.axis) != dim.axis:
                     raise ValueError(f"two different axes are called '{dim.axis.name}'")
-        return found
+        return found | {axis.name: axis for axis in self.parts.values()}
 
     def of_kind(self, kind: str) -> list[Axis]:
         return [axis for axis in self.axes.values() if axis.kind == kind]
+
+    def holds(self, name: str, sizes: Mapping[str, int]) -> bool:
+        """Whether a sub-model whose axes are cut to these sizes has the tensor at all."""
+        part = self.parts.get(name)
+        return part is None or sizes.get(part.name, 1) > 0
 
     def index(self, name: str, selection: Selection) -> tuple[Tensor | slice, ...]:
         """What to index the tensor with: the entries of a selection, as slices where they can be (empty: all of it)."""
@@ -147,9 +157,10 @@ class Layout:
 
         return Layout(
             {
-                name: tuple(shorter(dim, size) for dim, size in zip(dims, shapes[name], strict=True))
-                for name, dims in self.dims.items()
-            }
+                name: tuple(shorter(dim, size) for dim, size in zip(self.dims[name], shape, strict=True))
+                for name, shape in shapes.items()
+            },
+            {name: part for name, part in self.parts.items() if name in shapes},
         )
 
     def check(self, selection: Selection) -> None:
@@ -163,6 +174,8 @@ class Layout:
             if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype != torch.int64:
                 raise BadPlugin(f"selects along '{name}' by {indices!r}; a list of whole numbers (int64) is needed.")
             if not len(indices):
+                if axis.kind == "part":
+                    continue
                 raise BadPlugin(f"selects nothing along '{name}'; at least one index is needed.")
             if indices.device.type == "cpu":  # elsewhere a look at the values would have to wait for them
                 values = indices.numpy()
@@ -170,3 +183,13 @@ class Layout:
                     raise BadPlugin(f"selects out of range along '{name}', which has {axis.size} indices.")
                 if len(np.unique(values)) < len(values):
                     raise BadPlugin(f"selects an index twice along '{name}'.")
+
+
+def sizes_of(selection: Selection) -> dict[str, int]:
+    """How long each axis is that a selection names."""
+    return {axis: len(indices) for axis, indices in selection.items()}
+
+
+def without(parts: Iterable[str], device: torch.device | str = "cpu") -> Selection:
+    """The selection that leaves out these parts and cuts nothing else."""
+    return {part: torch.empty(0, dtype=torch.int64, device=device) for part in parts}

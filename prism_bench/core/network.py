@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, overload
 from weakref import WeakKeyDictionary
@@ -221,9 +221,86 @@ class Network(nn.Module):
                 module.static = static
 
 
-def dense_forward(network: Network, params: State, x: Tensor) -> Tensor:
+class BlockNetwork(Network):
+    """A network of blocks, one after another, between a way in and a classifier: its depth can be cut.
+
+    With exits, every block but the last has a classifier of its own behind it, and a sub-model of some depth is the
+    first blocks and their classifiers; the network's own classifier is the last block's.
+    """
+
+    depth: int
+    """How many blocks there are."""
+    ends: tuple[str, ...] = ("classifier",)
+    """The modules behind the last block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exits: nn.ModuleList | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the first block is given."""
+        return x
+
+    def block(self, number: int, x: Tensor) -> Tensor:
+        """What a block, counted from 0, makes of the one before."""
+        raise NotImplementedError
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """The features (samples, features) that a classifier sees of a block's output."""
+        raise NotImplementedError
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Logits of what the last block puts out."""
+        raise NotImplementedError
+
+    def modules_of(self, number: int) -> tuple[str, ...]:
+        """The modules of a block."""
+        raise NotImplementedError
+
+    def exit(self, number: int) -> nn.Module:
+        """A classifier of the pooled features behind a block."""
+        raise NotImplementedError
+
+    def with_exits(self) -> BlockNetwork:
+        """This network with a classifier behind every block."""
+        network = copy.deepcopy(self)
+        network.exits = nn.ModuleList(self.exit(number) for number in range(self.depth - 1))
+        return network
+
+    def layout(self) -> Layout:
+        """With exits, each block but the first is a part that a sub-model may do without."""
+        dims = super().layout().dims
+        return Layout(dims, {} if self.exits is None else self._parts(dims))
+
+    def _parts(self, names: Iterable[str]) -> dict[str, Axis]:
+        parts: dict[str, Axis] = {}
+        for number in range(1, self.depth):
+            last = number == self.depth - 1
+            paths = (*self.modules_of(number), *(self.ends if last else (f"exits.{number}",)))
+            part = Axis(block_part(number), 1, "part")
+            parts |= {name: part for name in names if name.startswith(tuple(f"{path}." for path in paths))}
+        return parts
+
+    def forward(self, x: Tensor, depth: int | None = None) -> Tensor:
+        """Logits; given a depth, those of each exit up to there: (samples, exits, classes)."""
+        x, each = self.enter(x), []
+        for number in range(depth or self.depth):
+            x = self.block(number, x)
+            if depth is not None and self.exits is not None and number < self.depth - 1:
+                each.append(self.exits[number](self.pooled(x)))
+        if depth in (None, self.depth):
+            each.append(self.classify(x))
+        return each[0] if depth is None else torch.stack(each, 1)
+
+
+def block_part(number: int) -> str:
+    """The name of the axis that a block's tensors lie on as a whole."""
+    return f"block{number}"
+
+
+def dense_forward(network: Network, params: State, x: Tensor, *args: Any) -> Tensor:
     """Logits of a network called with the given tensors, of whatever size; from any thread."""
-    logits: Tensor = functional_call(network.here(), params, (x,))
+    logits: Tensor = functional_call(network.here(), params, (x, *args))
     return logits
 
 

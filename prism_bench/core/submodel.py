@@ -9,19 +9,26 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from prism_bench.core.axes import Layout, Selection, State
+from prism_bench.core.axes import Layout, Selection, State, sizes_of
 
 
 def gather(state: State, layout: Layout, selection: Selection) -> State:
     """A copy of the selected entries of each tensor: a sub-model, truly small."""
-    return {name: tensor[layout.index(name, selection)].clone() for name, tensor in state.items()}
+    sizes = sizes_of(selection)
+    return {
+        name: tensor[layout.index(name, selection)].clone()
+        for name, tensor in state.items()
+        if layout.holds(name, sizes)
+    }
 
 
 def gather_stacked(state: State, layout: Layout, selections: Sequence[Selection]) -> State:
     """Sub-models of equal shapes with the client as leading dimension, ready to train in one pass."""
+    sizes = sizes_of(selections[0])
     return {
         name: torch.stack([tensor[layout.index(name, selection)] for selection in selections])
         for name, tensor in state.items()
+        if layout.holds(name, sizes)
     }
 
 

@@ -20,10 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prism_bench.base.errors import BadInput
 from prism_bench.core.algorithm import Algorithm, Client, Forward, selected, viewed
-from prism_bench.core.axes import Layout, Selection, State
+from prism_bench.core.axes import Layout, Selection, State, sizes_of
 from prism_bench.core.capacity import Budget
 from prism_bench.core.network import Network, dense_forward
-from prism_bench.core.objective import SGD, Optimiser
+from prism_bench.core.objective import SGD, Optimiser, Step
 from prism_bench.data.dataset import Signature
 
 NUMBER = torch.float32
@@ -55,11 +55,13 @@ def count(
     optimiser: Optimiser | None = None,
     unsent: Collection[str] | None = None,
     view: Callable[[State], Sequence[State]] = lambda params: [params],
+    own_loss: Callable[[Step], Tensor] | None = None,
 ) -> Costs:
     """Costs of one (sub-)model whose tensors have the given shapes, trained with the given batch.
 
     ``frozen`` tensors get no gradient; ``unsent`` ones, the same if nothing else is said, are sent down and not up. The
-    optimiser is SGD, where none is given. ``view`` gives the parts that a step passes its batch through.
+    optimiser is SGD, where none is given. ``view`` gives the parts that a step passes its batch through,
+    ``own_loss`` the method's, where `forward` gives more than logits.
     """
     params: State = {
         name: torch.empty(tuple(shape), device="meta", dtype=NUMBER, requires_grad=name not in frozen)
@@ -71,7 +73,7 @@ def count(
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda handle: handle.tensor):
         with FlopCounterMode(display=False) as counter:
             labels = torch.empty(batch, dtype=torch.int64, device="meta")
-            losses = [F.cross_entropy(forward(part, x), labels) for part in view(params)]
+            losses = [_loss(forward(part, x), labels, part, own_loss) for part in view(params)]
             loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         torch.autograd.grad(loss, list(trained.values()))  # what is computed again is kept for a while, too
     # Optimisers see tensors with the client as leading dimension.
@@ -85,6 +87,14 @@ def count(
         training_bytes=held + gradients + sum(_bytes(slot.values()) for slot in slots) + kept.most,
         transfer_bytes=held + _bytes(params[name] for name in params if name not in sent_down_only),
     )
+
+
+def _loss(outputs: Tensor, labels: Tensor, params: State, own: Callable[[Step], Tensor] | None) -> Tensor:
+    """Cross-entropy of logits; the method's own loss of what only that can read."""
+    if own is None or outputs.ndim == 2:
+        return F.cross_entropy(outputs, labels)
+    present = torch.ones(outputs.shape[-1], dtype=torch.bool, device="meta")
+    return own(Step(outputs, labels, params, {name: tensor.detach() for name, tensor in params.items()}, present))
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -171,7 +181,7 @@ def _counted(
             views = [partial(_parts, layout, view) for view in viewed(algorithm, layout)]
             known[key] = [_drawn([count(algorithm.forward, *about, view) for view in views])]
         else:
-            known[key] = [count(way, *about) for way in _ways(algorithm)]
+            known[key] = [count(way, *about, own_loss=algorithm.loss) for way in _ways(algorithm)]
     return known[key]
 
 
@@ -211,11 +221,14 @@ def of_sizes(
 
 def _sizes(algorithm: Algorithm, keep: float) -> list[dict[str, int]]:
     [selections] = selected(algorithm, 0, [Client(0, keep)])
-    return [{axis: len(indices) for axis, indices in selection.items()} for selection in selections]
+    return [sizes_of(selection) for selection in selections]
 
 
 def _shapes(algorithm: Algorithm, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    return {name: algorithm.layout.shape(name, t.shape, sizes) for name, t in algorithm.state.items()}
+    layout = algorithm.layout
+    return {
+        name: layout.shape(name, t.shape, sizes) for name, t in algorithm.state.items() if layout.holds(name, sizes)
+    }
 
 
 def _in_turn(each: Sequence[Costs]) -> Costs:

@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from prism_bench.core.algorithm import Algorithm, Client
-from prism_bench.core.axes import Selection, State
+from prism_bench.core.axes import Selection, State, sizes_of
 from prism_bench.core.submodel import gather_stacked
 from prism_bench.engine.costs import Costs
 from prism_bench.engine.hardware import Stopwatch
@@ -29,7 +29,7 @@ class Task:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """How long each axis is that is cut: tasks of equal sizes have sub-models of equal shapes."""
-        return {axis: len(indices) for axis, indices in sorted(self.selection.items())}
+        return dict(sorted(sizes_of(self.selection).items()))
 
 
 @dataclass(frozen=True)

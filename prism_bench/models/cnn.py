@@ -9,13 +9,13 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from prism_bench.core.axes import Axis, Dim
-from prism_bench.core.network import Network
+from prism_bench.core.network import BlockNetwork
 from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import NORMS, Conv2d, Linear, NormName, normalisation
 from prism_bench.models.model import Model, require_images
 
 
-class ConvNet(Network):
+class ConvNet(BlockNetwork):
     """Convolutions with ReLU, each followed by 2×2 max pooling where ``pool`` says so, and one linear classifier."""
 
     def __init__(
@@ -39,18 +39,31 @@ class ConvNet(Network):
             if pooled:
                 height, width = height // 2, width // 2
         flattened = Dim(features, expand=height * width)
-        self.classifier = Linear(flattened, Axis("classes", data.classes, "fixed"))
+        self.classes, self.depth = Axis("classes", data.classes, "fixed"), len(widths)
+        self.classifier = Linear(flattened, self.classes)
         # The first convolution has too few inputs to gain from factors, and the published code leaves it whole.
         self.paper_layers = tuple(f"convs.{number}" for number in range(1, len(widths)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        for conv, norm, pooled in zip(self.convs, self.norms, self.pool, strict=True):
-            x = norm(conv(x))
-            # The largest of the positive parts is the positive part of the largest: pooled first, ReLU has less to do.
-            x = F.max_pool2d(x, 2) if pooled else x
-            x = F.relu(x if conv is not self.convs[-1] else x.flatten(1))
+    def block(self, number: int, x: Tensor) -> Tensor:
+        x = self.norms[number](self.convs[number](x))
+        # The largest of the positive parts is the positive part of the largest: pooled first, ReLU has less to do.
+        x = F.max_pool2d(x, 2) if self.pool[number] else x
+        return F.relu(x if number < self.depth - 1 else x.flatten(1))
+
+    def pooled(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+    def classify(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(x)
         return logits
+
+    def modules_of(self, number: int) -> tuple[str, ...]:
+        return f"convs.{number}", f"norms.{number}"
+
+    def exit(self, number: int) -> nn.Module:
+        conv = self.convs[number]
+        assert isinstance(conv, Conv2d)
+        return Linear(conv.outputs, self.classes)
 
 
 class FemnistCNN(Model):

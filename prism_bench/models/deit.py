@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from prism_bench.base.errors import BadInput
 from prism_bench.base.files import checksum
 from prism_bench.core.axes import Axis, Dim, State
-from prism_bench.core.network import Network
+from prism_bench.core.network import BlockNetwork, Network
 from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import Conv2d, Embedding, LayerNorm, Linear
 from prism_bench.models.model import Model, require_images
@@ -55,13 +55,16 @@ class Block(nn.Module):
         return out
 
 
-class VisionTransformer(Network):
+class VisionTransformer(BlockNetwork):
     """Patches, a class token, positions, blocks, a linear classifier on the class token."""
+
+    ends = ("norm", "classifier")
 
     def __init__(self, data: Signature, patch: int, width: int, heads: int, depth: int) -> None:
         super().__init__()
         channels, height, columns = data.shape
-        features = Axis("features", width, stream=True)
+        self.depth, self.classes = depth, Axis("classes", data.classes, "fixed")
+        self.features = features = Axis("features", width, stream=True)
         self.patches = Conv2d(Axis("input", channels, "fixed"), features, patch, stride=patch, bias=True)
         self.token = Embedding(1, features, std=0.02)
         self.positions = Embedding(1 + (height // patch) * (columns // patch), features, std=0.02)
@@ -70,7 +73,7 @@ class VisionTransformer(Network):
             for n in range(depth)
         )
         self.norm = LayerNorm(features)
-        self.classifier = Linear(features, Axis("classes", data.classes, "fixed"))
+        self.classifier = Linear(features, self.classes)
         self.paper_layers = tuple(f"blocks.{n}.mlp.{part}" for n in range(depth) for part in (0, 1))
 
     def groups(self) -> dict[str, tuple[str, ...]]:
@@ -78,13 +81,27 @@ class VisionTransformer(Network):
         products = tuple(path for path in self.weighted_layers() if path.startswith("blocks."))
         return {"paper": self.paper_layers, "mlp": self.paper_layers, "all": products}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def enter(self, x: Tensor) -> Tensor:
         patches = self.patches(x).flatten(2).mT
-        tokens = torch.cat([self.token().expand(len(x), -1, -1), patches], 1) + self.positions()
-        for block in self.blocks:
-            tokens = block(tokens)
-        logits: Tensor = self.classifier(self.norm(tokens[:, 0]))
+        tokens: Tensor = torch.cat([self.token().expand(len(x), -1, -1), patches], 1) + self.positions()
+        return tokens
+
+    def block(self, number: int, x: Tensor) -> Tensor:
+        tokens: Tensor = self.blocks[number](x)
+        return tokens
+
+    def pooled(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+    def classify(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.norm(self.pooled(x)))
         return logits
+
+    def modules_of(self, number: int) -> tuple[str, ...]:
+        return (f"blocks.{number}",)
+
+    def exit(self, number: int) -> nn.Module:
+        return nn.Sequential(LayerNorm(self.features), Linear(self.features, self.classes))
 
 
 class DeiTTiny(Model):

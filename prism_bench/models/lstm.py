@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prism_bench.base.errors import BadInput
 from prism_bench.core.axes import Axis, Dim
-from prism_bench.core.network import Network
+from prism_bench.core.network import BlockNetwork
 from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import Embedding, Linear
 from prism_bench.models.model import Model
@@ -126,7 +126,7 @@ def of_matrices(matrices: Sequence[Tensor], x: Tensor, gradient: Tensor) -> list
     ]
 
 
-class LSTMClassifier(Network):
+class LSTMClassifier(BlockNetwork):
     """Embedding, LSTM layers, a linear classifier on the last state. All layers share one hidden axis."""
 
     def __init__(self, data: Signature, embedding: int, hidden: int, layers: int) -> None:
@@ -134,17 +134,32 @@ class LSTMClassifier(Network):
         if data.vocabulary is None:
             raise BadInput("model.name: 'lstm' reads words, but this data set is images; try 'cnn' or 'resnet18'.")
         words, states = Axis("embedding", embedding), Axis("hidden", hidden)
+        self.depth, self.states, self.classes = layers, states, Axis("classes", data.classes, "fixed")
         self.embedding = Embedding(data.vocabulary, words, std=1.0)
         self.stack = nn.ModuleList(LSTMLayer(words if number == 0 else states, states) for number in range(layers))
-        self.classifier = Linear(states, Axis("classes", data.classes, "fixed"))
+        self.classifier = Linear(states, self.classes)
         self.paper_layers = tuple(f"stack.{n}.{part}" for n in range(layers) for part in ("input", "recurrent"))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens.T)
-        for layer in self.stack:
-            x = layer(x)
-        logits: Tensor = self.classifier(x[-1])
+    def enter(self, x: Tensor) -> Tensor:
+        words: Tensor = self.embedding(x.T)
+        return words
+
+    def block(self, number: int, x: Tensor) -> Tensor:
+        states: Tensor = self.stack[number](x)
+        return states
+
+    def pooled(self, x: Tensor) -> Tensor:
+        return x[-1]
+
+    def classify(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.pooled(x))
         return logits
+
+    def modules_of(self, number: int) -> tuple[str, ...]:
+        return (f"stack.{number}",)
+
+    def exit(self, number: int) -> nn.Module:
+        return Linear(self.states, self.classes)
 
 
 class LSTM(Model):

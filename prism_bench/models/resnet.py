@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from prism_bench.core.axes import Axis
-from prism_bench.core.network import Network
+from prism_bench.core.network import BlockNetwork
 from prism_bench.data.dataset import Signature
 from prism_bench.models.layers import NORMS, Conv2d, Linear, NormName, normalisation, recomputed
 from prism_bench.models.model import Model, require_images
@@ -34,7 +34,7 @@ class Block(nn.Module):
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
-class ResNet(Network):
+class ResNet(BlockNetwork):
     """Stages of residual blocks; each stage halves the map and doubles the width."""
 
     def __init__(
@@ -53,15 +53,31 @@ class ResNet(Network):
                 inner = Axis(f"stage{stage}.{number}", outputs.size)
                 self.blocks.append(Block(features, inner, outputs, 2 if stage > 1 and number == 0 else 1, norm))
                 features = outputs
-        self.classifier = Linear(features, Axis("classes", data.classes, "fixed"))
+        self.classes, self.depth = Axis("classes", data.classes, "fixed"), len(self.blocks)
+        self.classifier = Linear(features, self.classes)
         self.paper_layers = tuple(f"blocks.{n}.conv{c}" for n in range(len(self.blocks)) for c in (1, 2))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.stem(x)))
-        for block in self.blocks:
-            x = recomputed(block, x) if self.recompute else block(x)
-        logits: Tensor = self.classifier(x.mean((2, 3)))
+    def enter(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.stem(x)))
+
+    def block(self, number: int, x: Tensor) -> Tensor:
+        outputs: Tensor = recomputed(self.blocks[number], x) if self.recompute else self.blocks[number](x)
+        return outputs
+
+    def pooled(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+    def classify(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.pooled(x))
         return logits
+
+    def modules_of(self, number: int) -> tuple[str, ...]:
+        return (f"blocks.{number}",)
+
+    def exit(self, number: int) -> nn.Module:
+        block = self.blocks[number]
+        assert isinstance(block, Block)
+        return Linear(block.conv2.outputs, self.classes)
 
 
 class ResNet18(Model):
