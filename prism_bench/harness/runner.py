@@ -20,7 +20,6 @@ import pandas as pd
 
 from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, nearest
-from prism_bench.base.files import write_csv, write_json
 from prism_bench.core.seeds import stream
 from prism_bench.engine import regime
 from prism_bench.engine.executors import MakeExecutor
@@ -33,7 +32,7 @@ from prism_bench.harness.callbacks import Callback, Callbacks
 from prism_bench.harness.experiment import About, Experiment, blaming
 from prism_bench.harness.exported import bring_back
 from prism_bench.harness.jobs import Shelf, Tell, one_by_one, side_by_side
-from prism_bench.harness.results import MANIFEST, Results
+from prism_bench.harness.results import Results
 from prism_bench.harness.run_folder import Busy, RunFolder
 from prism_bench.harness.tuned import NOT_TUNED
 
@@ -83,15 +82,15 @@ def carry_out(
     if exported:
         bring_back(out, experiment.runs, recording())
     folders = [RunFolder.of(out, run.identity, shelf.digest(run), run.code()) for run in experiment.runs]
-    for folder in folders:
-        folder.verify()
+    for run, folder in zip(experiment.runs, folders, strict=True):
+        folder.mend(run.as_dict())
     if fresh:
         _forget(folders)
     else:
         folders = _accepted(experiment.runs, folders, accept, tell)
     (out / "runs").mkdir(parents=True, exist_ok=True)
     about = manifest(experiment, folders, shelf)
-    write_json(about, out / MANIFEST)
+    Results(out, about | {"tables": _tables(out)}).write()
     first = experiment.runs[0]
     tell("begin", experiment, shelf.data(first), shelf.population(first), str(device))
     failed = {}
@@ -111,6 +110,14 @@ def carry_out(
         tell("end")
     # By what this start is about, whatever another one has written there meanwhile.
     return Outcome(export(Results(out, about)), failed)
+
+
+def _tables(out: Path) -> dict[str, str]:
+    """The checksums of the tables that an earlier start left, which stand until this one is over."""
+    with suppress(BadInput), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dict(Results.open(out).about.get("tables", {}))
+    return {}
 
 
 def _accepted(runs: Sequence[Run], folders: Sequence[RunFolder], accept: Sequence[str], tell: Tell) -> list[RunFolder]:
@@ -184,13 +191,8 @@ def export(results: Results) -> pd.DataFrame:
 
     Returns the rounds.
     """
-    write_json(results.about | {"environments": results.environments()}, results.folder / MANIFEST)
     frames = {"rounds": results.rounds(), **{name: results.probe(name) for name in recording()}}
-    for name, frame in frames.items():
-        if frame.empty:
-            (results.folder / f"{name}.csv").unlink(missing_ok=True)
-        else:
-            write_csv(frame, results.folder / f"{name}.csv")
+    Results(results.folder, results.about | {"environments": results.environments()}).write(frames)
     return frames["rounds"]
 
 
