@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from prism_bench.base.errors import BadInput
+from prism_bench.base.system import open_standard_streams
 from prism_bench.base.version import __version__
 from prism_bench.cli import data
 from prism_bench.cli.check import check
@@ -70,6 +71,7 @@ def _check_typer() -> None:
 
 def main() -> None:
     """The entry point: bad input is one clear message and exit code 2."""
+    open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a pipe that can't say ± still gets the table

@@ -31,7 +31,7 @@ from prism_bench.harness import paper
 from prism_bench.harness.callbacks import Callback, Callbacks
 from prism_bench.harness.experiment import About, Experiment, blaming
 from prism_bench.harness.exported import bring_back
-from prism_bench.harness.jobs import Shelf, Tell, one_by_one, side_by_side
+from prism_bench.harness.jobs import Shelf, Tell, foreign, jobs_of, one_by_one, side_by_side
 from prism_bench.harness.results import Results
 from prism_bench.harness.run_folder import Busy, RunFolder
 from prism_bench.harness.tuned import NOT_TUNED
@@ -59,6 +59,8 @@ def carry_out(
     executor: MakeExecutor | None = None,
     accept: Sequence[str] = (),
     exported: bool = False,
+    isolate: bool = False,
+    timeout: float | None = None,
 ) -> Outcome:
     """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None.
 
@@ -66,10 +68,14 @@ def carry_out(
     data are equal. ``exported`` takes for done, too, what is only in ``out``'s ``rounds.csv``.
 
     ``executor`` makes what trains the clients of each run, in place of what ``execution.on`` names.
+
+    ``isolate`` gives runs of anybody else's code processes of their own also where ``jobs`` is 1. A run of which a
+    round takes over ``timeout`` seconds is ended, and has failed.
     """
     if out is None:
+        how: dict[str, Any] = {"jobs": jobs, "callbacks": callbacks, "isolate": isolate, "timeout": timeout}
         with TemporaryDirectory(prefix="prism_bench-") as name:
-            return carry_out(experiment, Path(name), jobs=jobs, callbacks=callbacks, executor=executor)
+            return carry_out(experiment, Path(name), executor=executor, **how)
     tell = Callbacks(callbacks).tell
     shelf = Shelf(tell)
     with blaming(experiment.origin):
@@ -94,11 +100,12 @@ def carry_out(
     first = experiment.runs[0]
     tell("begin", experiment, shelf.data(first), shelf.population(first), str(device))
     failed = {}
-    ends = (
-        one_by_one(experiment, folders, shelf, tell, executor)
-        if jobs == 1
-        else side_by_side(experiment, folders, tell, jobs, executor)
-    )
+    todo = jobs_of(experiment, folders)
+    apart = isolate and any(foreign(run, experiment.execution) for run in experiment.runs)
+    if jobs > 1 or timeout is not None or apart:
+        ends = side_by_side(todo, tell, jobs, executor, timeout)
+    else:
+        ends = one_by_one(todo, shelf, tell, executor)
     try:
         for number, end in ends:
             label = experiment.label(experiment.runs[number])
@@ -107,6 +114,7 @@ def carry_out(
             summary = None if end.how == "failed" else folders[number].summary()
             tell("run_done", number, label, summary, end.how == "kept", end.error)
     finally:
+        ends.close()
         tell("end")
     # By what this start is about, whatever another one has written there meanwhile.
     return Outcome(export(Results(out, about)), failed)
