@@ -271,10 +271,13 @@ def side_by_side(
     try:
         while True:
             for place, worker in enumerate(places):
-                if queue and (worker is None or worker.job is None):
+                while queue and (worker is None or worker.job is None):
+                    number, patience = queue.next()
+                    if jobs[number].folder.summary() is not None:
+                        yield number, End("kept")  # which takes no process
+                        continue
                     if worker is None or not worker.lives:
                         places[place] = worker = _hire(at_once, executor)
-                    number, patience = queue.next()
                     worker.job = jobs[number]
                     worker.heard, worker.begun = max(worker.heard, time.monotonic()), False
                     device = pinned(worker.job.execution.device, place)

@@ -160,7 +160,7 @@ def _finished(place: Path) -> dict[tuple[str, str], dict[str, RunFolder]]:
             settings = folder.settings() if folder.summary() is not None else None
             # A setting that came later has its default: equal settings have one identity, then and now.
             today = Run.resolve(settings).identity if settings is not None else None
-        except (BadInput, ValueError):
+        except (BadInput, OSError, ValueError):
             continue  # damaged, or of a plugin that is no longer there
         if today is not None:
             _, data, code = folder.parts
