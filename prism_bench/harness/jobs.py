@@ -157,8 +157,8 @@ def attempt(
     except Busy:
         return End("busy")
     except BaseException as problem:  # a method may raise anything, SystemExit included
-        if isinstance(problem, KeyboardInterrupt) and not own_process:
-            raise
+        if not own_process and not isinstance(problem, (Exception, SystemExit)):
+            raise  # of the person at the keyboard, or of a callback that wants all to end
         expected = isinstance(problem, (BadPlugin, Diverged))
         with suppress(OSError), (folder.path / LOG).open("a", encoding="utf-8", errors="replace") as log:
             # the disk may be what failed
