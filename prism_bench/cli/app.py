@@ -6,6 +6,7 @@ import errno
 import io
 import signal
 import sys
+import warnings
 from contextlib import suppress
 from typing import Annotated
 
@@ -72,6 +73,7 @@ def _check_typer() -> None:
 def main() -> None:
     """The entry point: bad input is one clear message and exit code 2."""
     open_standard_streams()
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a pipe that can't say ± still gets the table

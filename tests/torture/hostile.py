@@ -109,8 +109,8 @@ class ChangesTheLibrary(Hostile):
 
 
 ENDS = {
-    "Exits": 1, "ExitsHard": 1, "Interrupts": 1, "NotANumber": 1, "Hangs": 1, "RealTimeSignal": 1, "ForksAndDies": 1,
-    "Crashes": 1, "OtherDefaults": None, "GoesElsewhere": None, "LeavesAThread": 0, "ClosesStreams": None,
-    "ChangesTheLibrary": None,
+    "ExitsHard": 1, "OtherDefaults": None, "ForksAndDies": 1, "Hangs": 1, "NotANumber": 1, "ChangesTheLibrary": None,
+    "Exits": 1, "Interrupts": 1, "RealTimeSignal": 1, "Crashes": 1, "GoesElsewhere": None, "LeavesAThread": 0,
+    "ClosesStreams": None,
 }  # fmt: skip
 """Whether a run of each must fail (1), must not (0), or may do either."""
