@@ -25,6 +25,7 @@ from torture.common import TINY, Tally, left_alone, made_again, wrongly_shown
 from prism_bench.base import files
 from prism_bench.harness.experiment import Experiment
 from prism_bench.harness.results import Results
+from prism_bench.harness.run_folder import DONE, RunFolder
 
 Operation = tuple[Any, ...]
 
@@ -167,6 +168,16 @@ def _name(names: dict[str, int | None], operation: Operation) -> None:
         names[rest[0]] = rest[1]
 
 
+def forgotten(operations: Sequence[Operation], out: Path) -> str:
+    """What is wrong where the run had been on the disk as done, and is not done any more."""
+    for place, (what, *names) in enumerate(operations):
+        if what == "rename" and Path(names[1]).name == DONE:
+            folder = Path(names[1]).parent
+            if ("sync folder", str(folder)) in operations[place:] and RunFolder(out / folder).summary() is None:
+                return "a run that had been done is not any more"
+    return ""
+
+
 def torture(count: int, seed: int, folder: Path) -> list[Tally]:
     """Every operation once for a kill before it, once halfway; then ``count`` states that a power cut may leave."""
     experiment, rng = Experiment.load(TINY), random.Random(seed)
@@ -193,7 +204,7 @@ def torture(count: int, seed: int, folder: Path) -> list[Tally]:
     for tally, place, done, chance in states:
         out = folder / "crashed"
         laid_out(done, chance, out)
-        trouble = wrongly_shown(out, good.runs()) or made_again(experiment, out, good.rounds())
+        trouble = wrongly_shown(out, good.runs()) or forgotten(done, out) or made_again(experiment, out, good.rounds())
         tally.count(f"operation {place} of {len(operations)}, seed {seed}", trouble)
         shutil.rmtree(out)
     return [kill, power]
