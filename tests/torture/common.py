@@ -51,7 +51,8 @@ def numbers(rounds: pd.DataFrame) -> pd.DataFrame:
 def same(one: pd.DataFrame, other: pd.DataFrame) -> bool:
     """Whether they are equal to the last bit."""
     one, other = numbers(one), numbers(other)
-    return set(one) == set(other) and bool((one == other[list(one)]).all(axis=None))
+    alike = len(one) == len(other) and set(one) == set(other)
+    return alike and bool((one == other[list(one)]).all(axis=None))
 
 
 def left_alone(experiment: Experiment, out: Path) -> Results:

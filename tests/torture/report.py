@@ -47,7 +47,8 @@ def main() -> int:
             print(f"  {tally.kind}: tried {tally.tried}, survived {survived}", *tally.lost, sep="\n    ", flush=True)
             rows += f"| {tally.kind} | {tally.tried} | {survived} | {len(tally.lost)} |\n"
             failed += len(tally.lost)
-        about = f"--scale {given.scale:g} --seed {given.seed}, Python {platform.python_version()}, {time.monotonic() - start:.0f} s"
+        how = f"--scale {given.scale:g} --seed {given.seed}"
+        about = f"{how}, Python {platform.python_version()}, {time.monotonic() - start:.0f} s"
         print(f"  {about}", flush=True)
         if not given.dry:
             write(
