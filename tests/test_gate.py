@@ -12,6 +12,7 @@ from raw_data import REAL, real
 from prism_bench.analysis import gate
 from prism_bench.base.errors import BadInput
 from prism_bench.harness.experiment import Experiment
+from prism_bench.harness.results import Results
 from prism_bench.harness.runner import carry_out
 
 SMALL = {
@@ -109,9 +110,10 @@ def test_other_seeds_are_other_results(baseline, tmp_path, here):
 def test_an_unfinished_experiment_is_no_basis(tmp_path, results, here):
     unfinished = Experiment.load(SMALL, seeds=1)
     carry_out(unfinished, tmp_path / "part")
-    about = json.loads((tmp_path / "part" / "experiment.json").read_text())
+    part = Results.open(tmp_path / "part")
+    about = part.about
     about["runs"].append(about["runs"][0] | {"folder": "x-y-z", "labels": about["runs"][0]["labels"] | {"run": "x"}})
-    (tmp_path / "part" / "experiment.json").write_text(json.dumps(about))
+    part.write()
     code, _, printed = here("check", "new.csv", "part", "--update")
     assert code == 2
     assert "only 2 of 3 runs are done" in printed

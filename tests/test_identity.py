@@ -173,6 +173,33 @@ def test_a_third_partys_helper_module_counts(tmp_path, monkeypatch):
     assert code() == before
 
 
+def test_a_helper_counts_wherever_it_lies_and_so_does_its_packages_own_file(tmp_path, monkeypatch):
+    """A plugin in one folder of the search path, what it uses in another, neither of them installed."""
+    plugins, common = tmp_path / "plugins", tmp_path / "common"
+    (common / "tools").mkdir(parents=True)
+    plugins.mkdir()
+    (plugins / "far_plugin.py").write_text(PLUGIN.replace("from helper", "from tools.steps"))
+    (common / "tools" / "__init__.py").write_text("import tools.steps\n")
+    (common / "tools" / "steps.py").write_text("import json\nstep = 1\n")
+    (common / "tools" / "unrelated.py").write_text("")
+    for folder in (plugins, common):
+        monkeypatch.syspath_prepend(folder)
+    import far_plugin
+
+    def code():
+        identity.closure.cache_clear()
+        return Run.resolve(TREE | {"algorithm": far_plugin.Mine}).code()
+
+    before = code()
+    for name, counts in (("steps", True), ("__init__", True), ("unrelated", False)):
+        file = common / "tools" / f"{name}.py"
+        content = file.read_text()
+        file.write_text(content + "# edited\n")
+        assert (code() != before) is counts, name
+        file.write_text(content)
+    assert not [file for file in identity.closure("far_plugin") if file.name in ("decoder.py", "encoder.py")]
+
+
 def test_a_class_from_a_notebook_is_known_by_its_source(tmp_path, monkeypatch):
     """As IPython does it: the cell's text is in linecache, and there is no module file."""
     import linecache

@@ -197,8 +197,7 @@ def test_no_good_checkpoint_at_all(tmp_path, whole):
 def test_rounds_that_are_lost_are_run_again(tmp_path, whole):
     """rounds.jsonl cut short by hand: a checkpoint without its rounds is of no use."""
     path = begun(tmp_path)
-    lines = (path / store.ROUNDS).read_bytes().splitlines(keepends=True)
-    (path / store.ROUNDS).write_bytes(lines[0])
+    (path / store.ROUNDS).write_bytes(b"")
     with pytest.warns(UserWarning, match="no checkpoint can be used"):
         same(carry_out(Experiment.load(TINY), tmp_path).rounds, whole.rounds())
 
@@ -227,28 +226,88 @@ def test_other_settings_never_continue_an_old_run(tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_settings_that_were_edited_by_hand_are_refused(tmp_path, here):
-    path = begun(tmp_path / "out")
-    settings = json.loads((path / store.SETTINGS).read_text())
+def test_settings_that_were_edited_by_hand_are_set_right(tmp_path, whole):
+    path = begun(tmp_path)
+    good = (path / store.SETTINGS).read_bytes()
+    settings = json.loads(good)
     settings["training"]["lr"] = 0.5
-    (path / store.SETTINGS).write_text(json.dumps(settings))
-    with pytest.raises(BadInput, match=r"settings\.json: is not what the run was started with"):
-        carry_out(Experiment.load(TINY), tmp_path / "out")
-    (tmp_path / "tiny.json").write_text(json.dumps(TINY))
-    code, _, printed = here("run", "tiny.json", "--out", "out")
-    assert code == 2
-    assert "settings.json: is not what the run was started with" in printed
-    (path / store.SETTINGS).write_text("{")
-    with pytest.raises(BadInput, match=r"settings\.json: is not what"):
-        carry_out(Experiment.load(TINY), tmp_path / "out")
+    for content in (json.dumps(settings), "{", "[]"):
+        (path / store.SETTINGS).write_text(content)
+        with pytest.warns(UserWarning, match=r"settings\.json: is not what the run was started with, and is written"):
+            same(carry_out(Experiment.load(TINY), tmp_path).rounds, whole.rounds())
+        assert (path / store.SETTINGS).read_bytes() == good
 
 
-def test_results_that_were_edited_by_hand_are_refused(tmp_path):
+def test_damaged_settings_set_one_run_aside_and_no_other(tmp_path):
+    carry_out(Experiment.load(TINY, seeds=2), tmp_path)
+    victim = tmp_path / "runs" / Results.open(tmp_path).about["runs"][0]["folder"]
+    (victim / store.SETTINGS).write_text("{")
+    with pytest.warns(UserWarning, match=r"settings\.json: .* counts as not done"):
+        assert Results.open(tmp_path).runs()["seed"].tolist() == [1]
+
+
+def edit(file, old, new):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_an_edited_number_is_named_and_made_again(tmp_path, whole):
+    """In the summary of a finished run, and in its rounds."""
     carry_out(Experiment.load(TINY), tmp_path)
-    [file] = (tmp_path / "runs").glob(f"*/{store.ROUNDS}")
-    file.write_text(file.read_text().replace('"accuracy": ', '"accuracy": 9', 1))
-    with pytest.raises(BadInput, match="is not what the run wrote there"):
-        Results.open(tmp_path).rounds()
+    [path] = (tmp_path / "runs").iterdir()
+    for name in (store.DONE, store.ROUNDS):
+        edit(path / name, '"accuracy": ', '"accuracy": 9')
+        with pytest.warns(UserWarning, match=rf"{name}: .* counts as not done"):
+            assert Results.open(tmp_path).runs().empty
+        with pytest.warns(UserWarning, match=rf"{name}: "):
+            same(carry_out(Experiment.load(TINY), tmp_path).rounds, whole.rounds())
+
+
+def test_an_edited_number_of_an_unfinished_run_is_never_certified(tmp_path, whole):
+    path = begun(tmp_path)
+    lines = (path / store.ROUNDS).read_text().splitlines(keepends=True)
+    lines[1] = lines[1].replace('"accuracy": ', '"accuracy": 9')
+    (path / store.ROUNDS).write_text("".join(lines))
+    started = Started()
+    with pytest.warns(UserWarning, match=r"rounds\.jsonl: line 2: its checksum is wrong; the run goes back"):
+        same(carry_out(Experiment.load(TINY), tmp_path, callbacks=[started]).rounds, whole.rounds())
+    assert started.done == [1], "from the checkpoint that is known to be on the disk"
+
+
+def test_an_edited_manifest_and_an_edited_table_are_refused(tmp_path, whole):
+    out = tmp_path / "clone"
+    shutil.copytree(whole.folder, out, ignore=shutil.ignore_patterns("runs"))
+    edit(out / "rounds.csv", "0.4", "0.9")
+    with pytest.raises(BadInput, match=r"rounds\.csv: can't be read: is not what was written there"):
+        Results.open(out).runs()
+    edit(out / "experiment.json", '"keep": "0.4"', '"keep": "0.9"')
+    with pytest.raises(BadInput, match=r"experiment\.json: can't be read .* its checksum is wrong"):
+        Results.open(out)
+
+
+def test_line_ends_that_git_changed_are_no_damage(tmp_path, whole):
+    out = tmp_path / "clone"
+    shutil.copytree(whole.folder, out, ignore=shutil.ignore_patterns("runs"))
+    for name in ("rounds.csv", "experiment.json"):
+        (out / name).write_bytes((out / name).read_bytes().replace(b"\n", b"\r\n"))
+    assert len(Results.open(out).runs()) == 1
+
+
+def test_what_an_earlier_version_wrote_is_read_with_a_word(tmp_path, whole):
+    """It had no checksum of a run's summary, nor of the manifest."""
+    carry_out(Experiment.load(TINY), tmp_path)
+    [path] = (tmp_path / "runs").iterdir()
+    done = json.loads((path / store.DONE).read_text())
+    (path / store.DONE).write_text(json.dumps({"checksum": done["rounds"], "summary": done["summary"]}))
+    about = json.loads((tmp_path / "experiment.json").read_text())
+    del about["format"], about["checksum"], about["tables"]
+    (tmp_path / "experiment.json").write_text(json.dumps(about))
+    with (
+        pytest.warns(UserWarning, match="whose summaries had no checksum"),
+        pytest.warns(UserWarning, match="so damage is not seen"),
+    ):
+        same(Results.open(tmp_path).rounds(), whole.rounds())
 
 
 def test_a_done_file_that_cant_be_read_is_not_done(tmp_path, whole):
@@ -268,7 +327,7 @@ def test_other_conditions_are_said_and_recorded(tmp_path):
     experiment = Experiment.load(TINY, {"execution.threads": 2})
     with pytest.warns(UserWarning, match="goes on under other conditions .threads 1 → 2.: the last digits may differ"):
         carry_out(experiment, tmp_path)
-    first, second = json.loads((path / store.ENVIRONMENT).read_text())
+    first, second = RunFolder(path).environments()
     assert (first["from_round"], first["threads"], second["from_round"], second["threads"]) == (1, 1, 4, 2)
     assert {"torch", "numpy", "python", "platform", "device", "commit", "prism_bench"} <= first.keys()
 
@@ -438,7 +497,7 @@ def test_a_disk_that_is_really_full(tmp_path):
 
 def test_a_disk_that_fills_up_at_the_very_end(tmp_path, here, monkeypatch):
     (tmp_path / "tiny.json").write_text(json.dumps(TINY))
-    monkeypatch.setattr("prism_bench.harness.runner.write_csv", full)
+    monkeypatch.setattr("prism_bench.harness.results.write_csv", full)
     code, _, printed = here("run", "tiny.json", "--out", "out")
     assert code == 1
     assert "No space left on device; finished rounds are kept" in printed
@@ -618,8 +677,8 @@ def test_what_came_without_its_runs_counts_only_where_it_is_asked_for(tmp_path, 
 def test_a_run_of_which_rounds_are_missing_is_made_again(tmp_path, whole):
     out = tmp_path / "clone"
     shutil.copytree(whole.folder, out, ignore=shutil.ignore_patterns("runs"))
-    lines = (out / "rounds.csv").read_text().splitlines(keepends=True)
-    (out / "rounds.csv").write_text("".join(lines[:-1]))
+    exported = Results.open(out)
+    exported.write({"rounds": exported.rounds().iloc[:-1]})
     watcher = Watcher()
     same(carry_out(Experiment.load(TINY), out, exported=True, callbacks=[watcher]).rounds, whole.rounds())
     assert watcher.done == [(0, False)]

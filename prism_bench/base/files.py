@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
+SEAL = "checksum"
+"""The key of a record's own checksum."""
+
 # torch is imported where tensors are: tables are read without it.
+
+
+class Damaged(ValueError):
+    """What was read is not what was written there."""
 
 
 def replace(file: Path, content: bytes | memoryview, durable: bool = False) -> None:
@@ -23,18 +32,77 @@ def replace(file: Path, content: bytes | memoryview, durable: bool = False) -> N
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with draft.open("wb") as stream:
+        with open(draft, "wb") as stream:
             stream.write(content)
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())
-        draft.replace(file)
-    finally:
+        os.replace(draft, file)
+    except BaseException:
         draft.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(file.parent)
+
+
+def append(file: Path, content: bytes) -> None:
+    """Add to a file's end. A process that is killed leaves what it wrote to the system."""
+    with open(file, "ab") as stream:
+        stream.write(content)
+
+
+def sync(file: Path) -> None:
+    """Wait until the disk has what is in a file; its name is its folder's to keep."""
+    with open(file, "rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder: what was made, renamed or removed there."""
+    if os.name != "posix":
+        return  # the system offers nothing of the kind
+    try:
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    except OSError as error:
+        # A folder above may be another user's; some network file systems keep names by themselves.
+        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOTSUP):
+            raise
 
 
 def write_json(value: Any, file: Path, durable: bool = False) -> None:
     replace(file, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(), durable)
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with the checksum of all that it says."""
+    return {**value, SEAL: checksum(json.dumps(value).encode())}
+
+
+def unsealed(value: Any) -> dict[str, Any]:
+    """The record without its checksum; Damaged where that is not the record's.
+
+    >>> unsealed({**sealed({"accuracy": 64.5}), "accuracy": 94.5})
+    Traceback (most recent call last):
+    prism_bench.base.files.Damaged: its checksum is wrong
+    """
+    if not isinstance(value, dict) or SEAL not in value:
+        raise Damaged("it has no checksum")
+    bare = {key: inner for key, inner in value.items() if key != SEAL}
+    if sealed(bare)[SEAL] != value[SEAL]:
+        raise Damaged("its checksum is wrong")
+    return bare
+
+
+def parsed(content: bytes) -> Any:
+    """The value of a JSON text; Damaged where it is none."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(str(error)) from None
 
 
 def write_csv(frame: pd.DataFrame, file: Path) -> None:

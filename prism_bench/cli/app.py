@@ -6,12 +6,14 @@ import errno
 import io
 import signal
 import sys
+import warnings
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from prism_bench.base.errors import BadInput
+from prism_bench.base.system import open_standard_streams
 from prism_bench.base.version import __version__
 from prism_bench.cli import data
 from prism_bench.cli.check import check
@@ -70,6 +72,8 @@ def _check_typer() -> None:
 
 def main() -> None:
     """The entry point: bad input is one clear message and exit code 2."""
+    open_standard_streams()
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a pipe that can't say ± still gets the table

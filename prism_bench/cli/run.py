@@ -73,6 +73,15 @@ def run(
             "is added to results that came without their runs.",
         ),
     ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="End a run of which a round takes longer; it has failed, and the others go on.",
+            show_default="none",
+        ),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
     """Run an experiment; ends in a table, CSV files and pictures.
@@ -109,6 +118,8 @@ def run(
                 callbacks=[display, *tracking],
                 accept=accept or (),
                 exported=exported,
+                isolate=True,
+                timeout=timeout,
             )
         except KeyboardInterrupt as stop:
             display.stop()

@@ -131,7 +131,7 @@ def _carry_out(rung: Experiment, place: Path, **how: Any) -> Outcome:
 
     with Display(err_console) as display:
         try:
-            return carry_out(rung, place, callbacks=[display], **how)
+            return carry_out(rung, place, callbacks=[display], isolate=True, **how)
         except KeyboardInterrupt as stop:
             display.stop()
             again = "" if not how["fresh"] else " without --fresh"

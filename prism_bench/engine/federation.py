@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -197,9 +197,9 @@ class Federation:
         with clock("merge"):
             merged = opened.merge.result()
         with clock("refresh"):
-            if not all(bool(torch.isfinite(tensor).all()) for tensor in merged.values()):
-                raise Diverged(f"weights are not finite after round {round + 1}; a smaller training.lr may help.")
+            self._check_finite(merged, round)
             self.algorithm.finish_round(round, merged)
+            self._check_finite(self.algorithm.checkpoint(), round)
         for client, sizes in zip(opened.cohort, opened.sizes, strict=True):
             self.charged[client.keep][sizes] += 1
         for number, kept in opened.memories.items():
@@ -211,12 +211,27 @@ class Federation:
         if (round + 1) % run.evaluation.every == 0 or last:
             with clock("evaluate"):
                 record |= self.accuracies()
+            loss_there = record[f"{run.evaluation.on}_loss"]
+            if not math.isfinite(loss_there):  # whatever is deployed gives no answer
+                raise Diverged(f"the deployed model's loss is {loss_there} after round {round + 1}.")
             if run.evaluation.probes:
                 views = {name: registry.load("views", name, "evaluation.probes") for name in run.evaluation.probes}
                 record["probes"] = {
                     n: view.record(self, opened) for n, view in views.items() if last or not view.at_end
                 }
         return record | {f"seconds_{stage}": seconds for stage, seconds in clock.seconds.items()}
+
+    @staticmethod
+    def _check_finite(values: Any, round: int) -> None:
+        """Diverged where a number among nested values is none."""
+        if isinstance(values, Mapping):
+            values = values.values()
+        elif not isinstance(values, (list, tuple)):
+            if isinstance(values, torch.Tensor) and not bool(torch.isfinite(values).all()):
+                raise Diverged(f"weights are not finite after round {round + 1}; a smaller training.lr may help.")
+            return
+        for value in values:
+            Federation._check_finite(value, round)
 
     def accuracies(self) -> dict[str, float]:
         """In %, of the model that the method deploys, of its full model and of the part that was trained; then of what

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -20,6 +21,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 ENGINE, FACADE = "prism_bench.engine.federation", "prism_bench.plugin"
+_STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
 ROOMS = ("core", "data", "models", "engine", "baselines", "partitions", "integrations")
 """The parts of this package whose code can decide a number. The others carry runs out and show what came of them."""
 
@@ -60,6 +62,8 @@ def closure(module: str) -> frozenset[Path]:
         if file is None or file in found or not project(name, file):
             continue
         found.add(file)
+        if not name.startswith("prism_bench."):
+            waiting.append(name.rpartition(".")[0])  # a package's own file runs first
         waiting += _imports(name, file.name == "__init__.py", file.read_bytes())
     return frozenset(found)
 
@@ -78,7 +82,8 @@ def _project(module: str) -> Callable[[str, Path], bool]:
             return rest.partition(".")[0] in ROOMS
         if installed:
             return bool(owners & set(_distributions().get(top, ())))
-        return file.is_relative_to(home) and "site-packages" not in file.parts
+        # Wherever it lies: what somebody writes for a plugin need not be in the plugin's own folder.
+        return not file.is_relative_to(_STDLIB) and not {"site-packages", "dist-packages"} & set(file.parts)
 
     return belongs
 

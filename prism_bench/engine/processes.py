@@ -14,6 +14,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from prism_bench.base.settings import Settings
+from prism_bench.base.system import end_with_parent
 from prism_bench.core.algorithm import Client
 from prism_bench.core.axes import State
 from prism_bench.engine.executors import Executor
@@ -91,6 +92,7 @@ class Processes(Executor):
 
 def _start(trainer: LocalTrainer) -> None:
     global _trainer
+    end_with_parent()
     _trainer = trainer
     torch.set_num_threads(1)  # the workers are what goes on side by side
     keep_memory()

@@ -12,9 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from prism_bench.base.errors import BadInput
 from prism_bench.engine.spec import Run
-from prism_bench.harness.results import COSTS, LABELS, Results, summarise
+from prism_bench.harness.results import COSTS, LABELS, MANIFEST, Results, summarise
 from prism_bench.harness.run_folder import RunFolder
 
 
@@ -23,10 +22,9 @@ def bring_back(out: Path, runs: Sequence[Run], recording: Sequence[str]) -> None
 
     ``recording`` names what may have been recorded beside the rounds.
     """
-    try:
-        about = Results.open(out).about
-    except BadInput:
+    if not (out / MANIFEST).exists():
         return  # nothing was exported yet
+    about = Results.open(out).about
     wanted = {run.identity: run for run in runs}
     folders = [RunFolder(out / "runs" / entry["folder"]) for entry in about["runs"]]
     lost = {f.parts[0]: f for f in folders if f.parts[0] in wanted and not f.path.exists()}
@@ -40,7 +38,7 @@ def bring_back(out: Path, runs: Sequence[Run], recording: Sequence[str]) -> None
         run, folder = wanted.get(str(identity)), lost.get(str(identity))
         if run is None or folder is None or len(rows) != run.training.rounds:
             continue
-        constant = [column for column in rows if column == "keep_ratio" or column.removeprefix("full_") in COSTS]
+        constant = [name for name in map(str, rows) if name == "keep_ratio" or name.removeprefix("full_") in COSTS]
         recorded = {name: frame[frame["run"] == identity] for name, frame in beside.items()}
         records = _records(rows.drop(columns=[*constant, *_labels(rows)]), recorded)
         folder.path.mkdir(parents=True)
@@ -58,7 +56,7 @@ def _records(rounds: pd.DataFrame, recorded: dict[str, pd.DataFrame]) -> list[di
     for name, frame in recorded.items():
         for number, rows in frame.groupby("round"):
             plain = rows.drop(columns=["round", *_labels(rows)]).to_dict("records")
-            probes.setdefault(int(number), {})[name] = [_present(row) for row in plain]
+            probes.setdefault(int(str(number)), {})[name] = [_present(row) for row in plain]
     records = [_present(row) for row in rounds.sort_values("round").to_dict("records")]
     return [record | ({"probes": probes[n]} if (n := int(record["round"])) in probes else {}) for record in records]
 

@@ -2,12 +2,15 @@
 
 A folder holds what `prism-bench run` left there: ``experiment.json`` says which runs belong to the experiment and how
 each is labelled; ``runs/`` has one folder per run; ``rounds.csv`` is the finished runs in long format, and stands in
-for ``runs/`` where that is not there (run folders are not in git).
+for ``runs/`` where that is not there (run folders are not in git). The manifest carries its own checksum and those of
+the CSV files: what is damaged is named and never shown.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +20,13 @@ from typing import Any
 import pandas as pd
 
 from prism_bench.base.errors import BadInput
+from prism_bench.base.files import SEAL, Damaged, checksum, parsed, sealed, unsealed, write_csv, write_json
 from prism_bench.engine.stages import STAGES
 from prism_bench.harness.run_folder import RunFolder
 
 MANIFEST = "experiment.json"
+FORMAT = 2
+"""Of the manifest. Before, it had no such key, and no checksum."""
 LABELS = [
     "experiment",
     "run",
@@ -87,12 +93,34 @@ class Results:
         if not file.exists():
             return cls(folder, {"name": folder.name, "description": "", "runs": []})
         try:
-            about = json.loads(file.read_text("utf-8"))
+            about = parsed(file.read_bytes())
+            if isinstance(about, dict) and not {"format", SEAL} & about.keys():
+                warnings.warn(
+                    f"{file}: has no checksum (an earlier version wrote it), so damage is not seen.", stacklevel=2
+                )
+            else:
+                about = unsealed(about)
             if not isinstance(about["runs"], list):
                 raise ValueError("'runs' is not a list")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{file}: can't be read as an experiment's manifest: {error}") from None
+            again = " The command that made the results writes it again, and trains nothing again."
+            hint = again if (folder / "runs").is_dir() else ""
+            raise BadInput(f"{file}: can't be read as an experiment's manifest: {error}.{hint}") from None
         return cls(folder, about)
+
+    def write(self, frames: Mapping[str, pd.DataFrame] | None = None) -> None:
+        """Write the manifest, and with ``frames`` the CSV files that it has checksums of."""
+        tables = dict(self.about.get("tables", {}))
+        for name, frame in (frames or {}).items():
+            file = self.folder / f"{name}.csv"
+            if frame.empty:
+                file.unlink(missing_ok=True)
+                tables.pop(name, None)
+            else:
+                write_csv(frame, file)
+                tables[name] = _text_checksum(file.read_bytes())
+        rest = {key: value for key, value in self.about.items() if key not in ("format", "tables")}
+        write_json(sealed({"format": FORMAT, **rest, "tables": tables}), self.folder / MANIFEST)
 
     @property
     def expected(self) -> int:
@@ -174,7 +202,10 @@ class Results:
         """What `export` wrote of the runs, one row per round, or what a probe recorded."""
         file = self.folder / f"{name}.csv"
         try:
-            frame = pd.read_csv(file, dtype=dict.fromkeys(CELL, str))
+            content = file.read_bytes()
+            if "format" in self.about and _text_checksum(content) != self.about["tables"].get(name):
+                raise Damaged(f"is not what was written there, by its checksum in {MANIFEST}")
+            frame = pd.read_csv(io.BytesIO(content), dtype=dict.fromkeys(CELL, str))
         except (OSError, ValueError) as error:
             raise BadInput(f"{file}: can't be read: {error}") from None
         costs = [cost for cost in COSTS if cost not in LATER]
@@ -184,6 +215,11 @@ class Results:
             raise BadInput(f"{file}: has no column '{absent[0]}'; prism-bench run writes such a file.")
         mine = {run["labels"]["run"] for run in self.about["runs"]}
         return frame[frame["run"].isin(mine)] if mine else frame
+
+
+def _text_checksum(content: bytes) -> str:
+    """That of a text whatever its line ends, which git may change."""
+    return checksum(content.replace(b"\r\n", b"\n"))
 
 
 def _long(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -2,21 +2,24 @@
 
     settings.json                what the run is; its hash is in the folder's name
     environment.json             what it ran on, one entry per start that differs
-    rounds.jsonl                 one line per round, appended
+    rounds.jsonl                 one line per round, appended, each with its own checksum
     checkpoint-ROUND-SUM.pt      the server after that round; the last two while it runs, the last one after
     log.txt                      what went wrong, if something did
     done.json                    only when done: what tables need, and the checksum of rounds.jsonl
 
 A line is appended before its checkpoint is written, so a checkpoint always has its rounds; what is beyond the newest
-good checkpoint is cut off at the next start and computed again, to the same numbers.
+good checkpoint is cut off at the next start and computed again, to the same numbers. Nothing is read without its
+checksum: what is damaged is named, counts as not there, and is computed again from what is good.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
 import subprocess
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +28,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_bench.base.errors import BadInput
-from prism_bench.base.files import checksum, read_tensors, write_json, write_tensors
+from prism_bench.base.files import (
+    SEAL,
+    Damaged,
+    append,
+    checksum,
+    parsed,
+    read_tensors,
+    sealed,
+    sync,
+    sync_folder,
+    unsealed,
+    write_json,
+    write_tensors,
+)
 from prism_bench.base.settings import identity
 from prism_bench.base.version import __version__
 
@@ -34,6 +50,9 @@ if TYPE_CHECKING:
 
 SETTINGS, ENVIRONMENT, ROUNDS = "settings.json", "environment.json", "rounds.jsonl"
 LOG, DONE, LOCK = "log.txt", "done.json", ".lock"
+
+SYNC_SECONDS = 10.0
+"""How much work a power cut may take, beside the round under way. A killed process takes none."""
 
 
 class Busy(Exception):
@@ -45,6 +64,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._synced = float("-inf")
+        self._safe: Path | None = None
+        """The newest checkpoint that is known to be on the disk."""
 
     @classmethod
     def of(cls, out: Path, settings: str, data: str, code: str) -> RunFolder:
@@ -63,10 +85,10 @@ class RunFolder:
 
         The lock goes with its process, however that ends.
         """
-        from filelock import FileLock, Timeout
+        from filelock import Timeout
 
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / LOCK)
+        lock = _lock(self.path / LOCK)
         try:
             lock.acquire(timeout=-1 if wait else 0)
         except Timeout:
@@ -77,23 +99,25 @@ class RunFolder:
             lock.release()
 
     def summary(self) -> dict[str, Any] | None:
-        """What tables need of a finished run; None where it is not finished."""
+        """What tables need of a finished run; None where it is not finished, or something of it is damaged."""
         done = self._done()
-        self.verify()
-        return None if done is None else done["summary"]
+        return None if done is None else done[0]
 
     def settings(self) -> dict[str, Any]:
-        """What the run was started with."""
-        settings: dict[str, Any] = json.loads((self.path / SETTINGS).read_text("utf-8"))
-        return settings
+        """What the run was started with; Damaged where the file doesn't say that any more."""
+        file = self.path / SETTINGS
+        settings = parsed(file.read_bytes())
+        if identity(settings) != self.path.name.partition("-")[0]:
+            raise Damaged("is not what the run was started with")
+        found: dict[str, Any] = settings
+        return found
 
     def rounds(self) -> list[dict[str, Any]]:
         """The records of a finished run, one per round."""
-        done, file = self._done(), self.path / ROUNDS
-        content = file.read_bytes() if file.exists() else b""
-        if done is None or checksum(content) != done["checksum"]:
-            raise BadInput(f"{file}: is not what the run wrote there; remove {self.path} to run it again.")
-        return [json.loads(line) for line in content.splitlines()]
+        done = self._done()
+        if done is None:
+            raise BadInput(f"{self.path}: is no finished run.")
+        return [{key: value for key, value in parsed(line).items() if key != SEAL} for line in done[1].splitlines()]
 
     def forget(self) -> None:
         """Remove what earlier starts left; Busy where another process is at it."""
@@ -106,11 +130,13 @@ class RunFolder:
         self, settings: dict[str, Any], environment: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
         """Where the run stands: the records of the rounds that count, and the server after the last of them."""
-        self.verify()
+        self.mend(settings)
         if not (self.path / SETTINGS).exists():
             write_json(settings, self.path / SETTINGS, durable=True)
+            for folder in self.path.parents[:3]:  # a power cut could take the folder itself
+                sync_folder(folder)
         for draft in self.path.glob(".*"):
-            if draft.name != LOCK:  # cut off by a kill in the middle of a write
+            if not draft.name.startswith(LOCK):  # cut off by a kill in the middle of a write
                 draft.unlink(missing_ok=True)
         records, ends = self._records()
         saved = self._newest_good(len(records))
@@ -120,77 +146,111 @@ class RunFolder:
         self._note(environment, count)
         return records[:count], saved
 
+    def mend(self, settings: dict[str, Any]) -> None:
+        """Write the settings again where the file is damaged or was edited: they are known, by the folder's name."""
+        try:
+            self.settings()
+        except FileNotFoundError:
+            return
+        except (OSError, Damaged):
+            self._say(
+                f"{self.path / SETTINGS}: is not what the run was started with, and is written again as it was. Other "
+                "settings belong into an experiment's file or --set, and are another run."
+            )
+            write_json(settings, self.path / SETTINGS, durable=True)
+
     def append(self, record: dict[str, Any]) -> None:
         """Add a round."""
-        # JSON gives every float back as it was. A process that is killed leaves what it wrote to the system.
-        with (self.path / ROUNDS).open("ab") as stream:
-            stream.write(json.dumps(record).encode() + b"\n")
+        # JSON gives every float back as it was.
+        append(self.path / ROUNDS, json.dumps(sealed(record)).encode() + b"\n")
 
     def checkpoint(self, round: int, tensors: dict[str, Any]) -> None:
-        """Keep the server after that round, and the checkpoint before it in case this one gets damaged."""
+        """Keep the server after that round, and the checkpoint before it in case this one gets damaged.
+
+        Now and then one is waited for until it is on the disk, and then kept until the next such one.
+        """
         before = self._checkpoints()
-        write_tensors(tensors | {"round": round}, self.path, f"checkpoint-{round:07d}")
-        for file in before[1:]:
-            file.unlink(missing_ok=True)
+        file = write_tensors(tensors | {"round": round}, self.path, f"checkpoint-{round:07d}")
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
+            self._sync(file)
+        for old in before[1:]:
+            if old != self._safe:
+                old.unlink(missing_ok=True)
 
     def finish(self, summary: dict[str, Any], keep_model: bool) -> None:
         """The run is done: what was written is on the disk, and nothing is left to fall back to."""
-        with (self.path / ROUNDS).open("rb") as stream:
-            os.fsync(stream.fileno())
-            digest = checksum(stream.read())
-        write_json({"checksum": digest, "summary": summary}, self.path / DONE, durable=True)
-        for file in [*self._checkpoints()[1 if keep_model else 0 :], self.path / LOG]:
+        checkpoints = self._checkpoints()
+        self._sync(*checkpoints[: 1 if keep_model else 0])
+        rounds = checksum((self.path / ROUNDS).read_bytes())
+        write_json(sealed({"rounds": rounds, "summary": summary}), self.path / DONE, durable=True)
+        for file in [*checkpoints[1 if keep_model else 0 :], self.path / LOG]:
             file.unlink(missing_ok=True)
+
+    def _sync(self, *checkpoints: Path) -> None:
+        for file in (self.path / ROUNDS, *checkpoints):
+            sync(file)
+        sync_folder(self.path)
+        self._safe = next(iter(checkpoints), None)
+        self._synced = time.monotonic()
 
     def environments(self) -> list[dict[str, Any]]:
         """What the run ran on: one entry, or more where a later start differed."""
+        file = self.path / ENVIRONMENT
         try:
-            found: list[dict[str, Any]] = json.loads((self.path / ENVIRONMENT).read_text("utf-8"))
-        except (OSError, ValueError):
+            value = parsed(file.read_bytes())
+            # A plain list is what versions without checksums wrote.
+            found: list[dict[str, Any]] = value if isinstance(value, list) else unsealed(value)["environments"]
+        except FileNotFoundError:
+            return []
+        except (OSError, Damaged) as error:
+            self._say(f"{file}: can't be read ({error}); what the run ran on is not known.")
             return []
         return found
 
-    def _done(self) -> dict[str, Any] | None:
+    def _done(self) -> tuple[dict[str, Any], bytes] | None:
+        """The summary and the lines of a finished run; None where it is not finished, or something is damaged."""
+        file = self.path / DONE
         try:
-            done: dict[str, Any] = json.loads((self.path / DONE).read_text("utf-8"))
-            if not {"summary", "checksum"} <= done.keys():
-                raise ValueError("'summary' or 'checksum' is missing")
-        except FileNotFoundError:
+            done = parsed(file.read_bytes())
+            if isinstance(done, dict) and done.keys() == {"checksum", "summary"}:
+                self._say(f"{self.path.parent}: holds runs of a version whose summaries had no checksum.")
+                done = {"rounds": done["checksum"], "summary": done["summary"]}
+            else:
+                done = unsealed(done)
+            summary, digest = done["summary"], done["rounds"]
+            file = self.path / ROUNDS
+            content = file.read_bytes()
+            if checksum(content) != digest:
+                raise Damaged("is not what the run wrote there")
+            file = self.path / SETTINGS
+            if file.exists():
+                self.settings()
+        except (OSError, Damaged) as error:
+            if file.name != DONE or file.exists():
+                self._say(f"{file}: {error}. The run counts as not done; to start it again makes it again.")
             return None
-        except (OSError, ValueError, AttributeError) as error:
-            warnings.warn(f"{self.path / DONE}: can't be read ({error}); the run counts as not done.", stacklevel=3)
-            return None
-        return done
+        return summary, content
 
-    def verify(self) -> None:
-        """BadInput where the settings on disk are not those whose hash is in the folder's name."""
-        file = self.path / SETTINGS
-        if not file.exists():
-            return
-        try:
-            same = identity(json.loads(file.read_text("utf-8"))) == self.path.name.partition("-")[0]
-        except (OSError, ValueError):
-            same = False
-        if not same:
-            raise BadInput(
-                f"{file}: is not what the run was started with. Other settings belong into an experiment's file or "
-                f"--set, and are another run; to run this one again, remove {self.path}."
-            )
+    def _say(self, text: str) -> None:
+        warnings.warn(text, stacklevel=4)
 
     def _records(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """The whole lines of rounds.jsonl in their order, and where each ends, from none of them on."""
+        """The good lines of rounds.jsonl in their order, and where each ends, from none of them on."""
         records: list[dict[str, Any]] = []
         ends = [0]
         try:
             content = (self.path / ROUNDS).read_bytes()
         except FileNotFoundError:
             content = b""
-        for line in content.splitlines(keepends=True):
+        for line in io.BytesIO(content):
             try:
-                record = json.loads(line)
-                if not line.endswith(b"\n") or record["round"] != len(records) + 1:
-                    break
-            except (ValueError, KeyError, TypeError):
+                record = unsealed(parsed(line))
+            except Damaged as error:
+                # An end that is cut off is what a kill leaves, and nothing to worry about.
+                if line.endswith(b"\n"):
+                    self._say(f"{self.path / ROUNDS}: line {len(ends)}: {error}; the run goes back to before it.")
+                break
+            if not line.endswith(b"\n") or record.get("round") != len(ends):
                 break
             records.append(record)
             ends.append(ends[-1] + len(line))
@@ -226,7 +286,25 @@ class RunFolder:
                 text = f"goes on under other conditions ({', '.join(changes)}): the last digits may differ."
                 warnings.warn(f"{self.path}: {text}", stacklevel=3)
         if last != environment:
-            write_json([*known, {"from_round": round + 1, **environment}], self.path / ENVIRONMENT)
+            entries = [*known, {"from_round": round + 1, **environment}]
+            write_json(sealed({"environments": entries}), self.path / ENVIRONMENT)
+
+
+def _lock(file: Path) -> Any:
+    """A lock that goes with its process. Where the file system has none, it is a file that names the process."""
+    from filelock import FileLock, SoftFileLock
+
+    try:
+        import fcntl
+    except ImportError:
+        return FileLock(file)  # Windows has locks of its own
+    with file.open("a") as probe:
+        try:
+            fcntl.flock(probe, fcntl.LOCK_UN)
+        except OSError:
+            # Under another name: the file just made, and what is left of another system's lock, say nothing.
+            return SoftFileLock(file.with_name(f"{file.name}-owner"))
+    return FileLock(file)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

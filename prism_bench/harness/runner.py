@@ -20,7 +20,6 @@ import pandas as pd
 
 from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, nearest
-from prism_bench.base.files import write_csv, write_json
 from prism_bench.core.seeds import stream
 from prism_bench.engine import regime
 from prism_bench.engine.executors import MakeExecutor
@@ -32,8 +31,8 @@ from prism_bench.harness import paper
 from prism_bench.harness.callbacks import Callback, Callbacks
 from prism_bench.harness.experiment import About, Experiment, blaming
 from prism_bench.harness.exported import bring_back
-from prism_bench.harness.jobs import Shelf, Tell, one_by_one, side_by_side
-from prism_bench.harness.results import MANIFEST, Results
+from prism_bench.harness.jobs import Shelf, Tell, foreign, jobs_of, one_by_one, side_by_side
+from prism_bench.harness.results import Results
 from prism_bench.harness.run_folder import Busy, RunFolder
 from prism_bench.harness.tuned import NOT_TUNED
 
@@ -60,6 +59,8 @@ def carry_out(
     executor: MakeExecutor | None = None,
     accept: Sequence[str] = (),
     exported: bool = False,
+    isolate: bool = False,
+    timeout: float | None = None,
 ) -> Outcome:
     """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None.
 
@@ -67,10 +68,14 @@ def carry_out(
     data are equal. ``exported`` takes for done, too, what is only in ``out``'s ``rounds.csv``.
 
     ``executor`` makes what trains the clients of each run, in place of what ``execution.on`` names.
+
+    ``isolate`` gives runs of anybody else's code processes of their own also where ``jobs`` is 1. A run of which a
+    round takes over ``timeout`` seconds is ended, and has failed.
     """
     if out is None:
+        how: dict[str, Any] = {"jobs": jobs, "callbacks": callbacks, "isolate": isolate, "timeout": timeout}
         with TemporaryDirectory(prefix="prism_bench-") as name:
-            return carry_out(experiment, Path(name), jobs=jobs, callbacks=callbacks, executor=executor)
+            return carry_out(experiment, Path(name), executor=executor, **how)
     tell = Callbacks(callbacks).tell
     shelf = Shelf(tell)
     with blaming(experiment.origin):
@@ -83,23 +88,24 @@ def carry_out(
     if exported:
         bring_back(out, experiment.runs, recording())
     folders = [RunFolder.of(out, run.identity, shelf.digest(run), run.code()) for run in experiment.runs]
-    for folder in folders:
-        folder.verify()
+    for run, folder in zip(experiment.runs, folders, strict=True):
+        folder.mend(run.as_dict())
     if fresh:
         _forget(folders)
     else:
         folders = _accepted(experiment.runs, folders, accept, tell)
     (out / "runs").mkdir(parents=True, exist_ok=True)
     about = manifest(experiment, folders, shelf)
-    write_json(about, out / MANIFEST)
+    Results(out, about | {"tables": _tables(out)}).write()
     first = experiment.runs[0]
     tell("begin", experiment, shelf.data(first), shelf.population(first), str(device))
     failed = {}
-    ends = (
-        one_by_one(experiment, folders, shelf, tell, executor)
-        if jobs == 1
-        else side_by_side(experiment, folders, tell, jobs, executor)
-    )
+    todo = jobs_of(experiment, folders)
+    apart = isolate and any(foreign(run, experiment.execution) for run in experiment.runs)
+    if jobs > 1 or timeout is not None or apart:
+        ends = side_by_side(todo, tell, jobs, executor, timeout)
+    else:
+        ends = one_by_one(todo, shelf, tell, executor)
     try:
         for number, end in ends:
             label = experiment.label(experiment.runs[number])
@@ -108,9 +114,18 @@ def carry_out(
             summary = None if end.how == "failed" else folders[number].summary()
             tell("run_done", number, label, summary, end.how == "kept", end.error)
     finally:
+        ends.close()
         tell("end")
     # By what this start is about, whatever another one has written there meanwhile.
     return Outcome(export(Results(out, about)), failed)
+
+
+def _tables(out: Path) -> dict[str, str]:
+    """The checksums of the tables that an earlier start left, which stand until this one is over."""
+    with suppress(BadInput), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dict(Results.open(out).about.get("tables", {}))
+    return {}
 
 
 def _accepted(runs: Sequence[Run], folders: Sequence[RunFolder], accept: Sequence[str], tell: Tell) -> list[RunFolder]:
@@ -145,7 +160,7 @@ def _finished(place: Path) -> dict[tuple[str, str], dict[str, RunFolder]]:
             settings = folder.settings() if folder.summary() is not None else None
             # A setting that came later has its default: equal settings have one identity, then and now.
             today = Run.resolve(settings).identity if settings is not None else None
-        except (BadInput, ValueError):
+        except (BadInput, OSError, ValueError):
             continue  # damaged, or of a plugin that is no longer there
         if today is not None:
             _, data, code = folder.parts
@@ -184,13 +199,8 @@ def export(results: Results) -> pd.DataFrame:
 
     Returns the rounds.
     """
-    write_json(results.about | {"environments": results.environments()}, results.folder / MANIFEST)
     frames = {"rounds": results.rounds(), **{name: results.probe(name) for name in recording()}}
-    for name, frame in frames.items():
-        if frame.empty:
-            (results.folder / f"{name}.csv").unlink(missing_ok=True)
-        else:
-            write_csv(frame, results.folder / f"{name}.csv")
+    Results(results.folder, results.about | {"environments": results.environments()}).write(frames)
     return frames["rounds"]
 
 
