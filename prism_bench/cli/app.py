@@ -7,6 +7,7 @@ import io
 import signal
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -62,10 +63,10 @@ def _terminated(*_: object) -> None:
 
 
 def _check_typer() -> None:
-    """fedml asks for a typer that can't read this file's options, and never uses it."""
-    major, minor, *_ = (int(part) for part in typer.__version__.split(".") if part.isdigit())
-    if (major, minor) < (0, 12):
-        raise BadInput(f"typer {typer.__version__} is installed, and prism-bench needs 0.12: pip install -U typer.")
+    """fedml holds typer where it can't work with a later click, and nothing that is installed says so."""
+    (typers, clicks) = (tuple(map(int, version(name).split(".")[:2])) for name in ("typer", "click"))
+    if typers < (0, 16) and clicks >= (8, 2):
+        raise BadInput(f"typer {version('typer')} can't work with click {version('click')}: pip install 'click<8.2'.")
 
 
 def main() -> None:

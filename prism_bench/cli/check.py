@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -27,7 +27,7 @@ MEANING = {
 def check(
     baseline: Annotated[Path, typer.Argument(help="The recorded numbers, a CSV.")],
     results: Annotated[
-        Path | None,
+        Optional[Path],
         typer.Argument(
             help="A results folder, or a file of pytest --benchmark-json.", show_default="results/EXPERIMENT"
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def costs(
-    more: Annotated[list[str] | None, typer.Argument(help="Further keep ratios.", show_default=False)] = None,
+    more: Annotated[Optional[list[str]], typer.Argument(help="Further keep ratios.", show_default=False)] = None,
     model: Annotated[str, typer.Option(help="A model that [bold]prism-bench list[/bold] shows.")] = "resnet18",
-    keep: Annotated[list[str] | None, typer.Option(help="Keep ratios: --keep 1 0.8 0.6 0.4 0.2.")] = None,
+    keep: Annotated[Optional[list[str]], typer.Option(help="Keep ratios: --keep 1 0.8 0.6 0.4 0.2.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples in a batch, for the activations.")] = 32,
-    out: Annotated[Path | None, typer.Option(help="CSV file.", show_default="results/costs/MODEL.csv")] = None,
+    out: Annotated[Optional[Path], typer.Option(help="CSV file.", show_default="results/costs/MODEL.csv")] = None,
 ) -> None:
     """Show what one client pays with every algorithm: parameters, MACs, memory, bytes; writes a CSV.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -22,11 +22,11 @@ app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, prepare 
 
 Name = Annotated[str, typer.Argument(help="A data set that [bold]prism-bench data list[/bold] shows.")]
 Set = Annotated[
-    list[str] | None,
+    Optional[list[str]],
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, again for more: [bold]--set words=500[/bold]."),
 ]
 Root = Annotated[
-    Path | None,
+    Optional[Path],
     typer.Option(help="Folder with raw data.", show_default="$PRISM_BENCH_DATA, else the user's cache"),
 ]
 
@@ -120,14 +120,16 @@ def check(name: Name, set_: Set = None, root: Root = None) -> None:
 def partition(
     experiment: ToRun = "quickstart",
     set_: Annotated[
-        list[str] | None,
+        Optional[list[str]],
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: [bold]--set partition.alpha=0.1[/bold]."),
     ] = None,
     out: Annotated[
-        Path | None,
+        Optional[Path],
         typer.Option(help="The picture: .png, .pdf or .svg.", show_default="results/EXPERIMENT/partition.png"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Which seed.", show_default="the experiment's first")] = None,
+    seed: Annotated[
+        Optional[int], typer.Option(min=0, help="Which seed.", show_default="the experiment's first")
+    ] = None,
 ) -> None:
     """Draw how an experiment's data is split: clients × classes. Nothing is trained.
 
@@ -217,7 +219,7 @@ def _progress() -> Iterator[OnProgress]:
     with Progress(*columns, console=err_console, disable=not err_console.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
-        def tell(what: str, done: int, total: int | None) -> None:
+        def tell(what: str, done: int, total: Optional[int]) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done, total=total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -16,8 +16,10 @@ def fedml(
         Path, typer.Option("--cf", help="FedML's configuration file, with a [bold]prism_args[/bold] section.")
     ],
     rank: Annotated[int, typer.Option(min=0, help="Of this process in a cross-silo job; 0 is the server.")] = 0,
-    role: Annotated[str | None, typer.Option(help="server or client.", show_default="follows from the rank")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
+    role: Annotated[Optional[str], typer.Option(help="server or client.", show_default="follows from the rank")] = None,
+    out: Annotated[
+        Optional[Path], typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")
+    ] = None,
 ) -> None:
     """Run algorithms as a FedML job; ends in the same tables as [bold]run[/bold]. Needs prism-bench\\[fedml].
 

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_origin
 
 import typer
 from rich.markup import escape
@@ -31,7 +31,7 @@ CITATION = re.compile(
 
 def list_(
     name: Annotated[
-        str | None,
+        Optional[str],
         typer.Argument(
             help="A plugin, or a section of an experiment (training, capacity, ...): all its settings. An experiment, "
             "by its name or YAML file: what it is, and its regime."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 from rich.markup import escape
@@ -16,7 +16,7 @@ from prism_bench.cli.options import Device, ToRun, parse_overrides
 def profile(
     experiment: ToRun = "quickstart",
     set_: Annotated[
-        list[str] | None,
+        Optional[list[str]],
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
@@ -27,13 +27,13 @@ def profile(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to measure of each run, after one to warm up.")] = 3,
     device: Device = "auto",
     size: Annotated[
-        str | None, typer.Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
+        Optional[str], typer.Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the table as a CSV file.", show_default="none is written")
+        Optional[Path], typer.Option(help="Also write the table as a CSV file.", show_default="none is written")
     ] = None,
     trace: Annotated[
-        Path | None,
+        Optional[Path],
         typer.Option(
             help="Also write one round of the first run as a Chrome trace (JSON), for chrome://tracing or Perfetto.",
             show_default="none is written",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Optional, get_args
 
 import typer
 
@@ -40,10 +40,10 @@ ExperimentArgument = Annotated[
     str, typer.Argument(help="An experiment that was run, or a folder of results.", show_default=True)
 ]
 SizeOption = Annotated[
-    str | None, typer.Option(help="Which size of it: paper or scaled.", show_default="what there is")
+    Optional[str], typer.Option(help="Which size of it: paper or scaled.", show_default="what there is")
 ]
 OutOption = Annotated[
-    Path | None, typer.Option(help="The folder that it was run into.", show_default="results/EXPERIMENT")
+    Optional[Path], typer.Option(help="The folder that it was run into.", show_default="results/EXPERIMENT")
 ]
 
 
@@ -55,7 +55,7 @@ def table(
         TableFormat, typer.Option("--format", help="For the terminal, or to go on with. CSV has full numbers.")
     ] = TableFormat.text,
     show: Annotated[
-        str | None,
+        Optional[str],
         typer.Option(
             metavar="VIEW",
             help="accuracy with costs; drops: minus full-model training; costs of a client; clients: what they would "
@@ -65,7 +65,7 @@ def table(
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="The paper's values and the difference to them.")] = False,
     against: Annotated[
-        str | None,
+        Optional[str],
         typer.Option(
             metavar="METHOD",
             help="Paired differences to this method under equal seeds: [bold]prism[/bold], or with its variant, "
@@ -76,7 +76,7 @@ def table(
         bool, typer.Option("--wide", help="One row per method, one column per partition and keep ratio.")
     ] = False,
     digits: Annotated[int, typer.Option(min=0, max=6, help="Decimals of accuracies.")] = 1,
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.", show_default="print")] = None,
+    to: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Write to a file.", show_default="print")] = None,
 ) -> None:
     """Show an experiment's results as a table: mean ± std (seeds) of its finished runs, the best in bold.
 
@@ -115,7 +115,7 @@ def plot(
     size: SizeOption = None,
     out: OutOption = None,
     show: Annotated[
-        list[str] | None,
+        Optional[list[str]],
         typer.Option(
             metavar="PICTURE",
             help="Which picture, again for more: learning curves; drops against full-model training; accuracy against "
@@ -126,7 +126,7 @@ def plot(
         ),
     ] = None,
     form: Annotated[PictureFormat, typer.Option("--format", help="For a screen, or for a paper.")] = PictureFormat.png,
-    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to.", show_default="the results")] = None,
+    to: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="Where to.", show_default="the results")] = None,
 ) -> None:
     """Draw an experiment's results; writes one file per picture and says where.
 
@@ -151,7 +151,7 @@ def plot(
 
 def report(
     experiments: Annotated[
-        list[str] | None,
+        Optional[list[str]],
         typer.Argument(
             metavar="EXPERIMENT...",
             help="Experiments that were run, or folders of results.",

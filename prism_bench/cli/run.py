@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -16,7 +16,7 @@ from prism_bench.cli.options import Device, ToRun, parse_overrides
 def run(
     experiment: ToRun = "quickstart",
     set_: Annotated[
-        list[str] | None,
+        Optional[list[str]],
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
@@ -28,14 +28,16 @@ def run(
             "[bold]--set 'grid.training.lr=[0.05,0.1]'[/bold].",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
+    out: Annotated[
+        Optional[Path], typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")
+    ] = None,
     device: Device = "auto",
     seeds: Annotated[
-        str | None,
+        Optional[str],
         typer.Option(help="How many seeds, or which: 3, or 0,1,2.", show_default="the experiment's"),
     ] = None,
     size: Annotated[
-        str | None,
+        Optional[str],
         typer.Option(
             help="paper (the paper's own setting, for a GPU) or scaled (for two cores), where it has both.",
             show_default="scaled",
@@ -43,13 +45,13 @@ def run(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
     track: Annotated[
-        list[str] | None,
+        Optional[list[str]],
         typer.Option(
             help="Also tell a tracker of every round to come: tensorboard or mlflow, again for more. Nothing is sent."
         ),
     ] = None,
     tuned: Annotated[
-        str | None,
+        Optional[str],
         typer.Option(
             metavar="FILE",
             help="Give each run the settings that [bold]prism-bench tune[/bold] chose for its method and capacity, "
@@ -58,7 +60,7 @@ def run(
         ),
     ] = None,
     accept: Annotated[
-        list[str] | None,
+        Optional[list[str]],
         typer.Option(
             metavar="CODE",
             help="Count finished runs of that code as done, too, where their settings and data are equal; again for "

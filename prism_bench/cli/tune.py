@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.markup import escape
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def tune(
     experiment: ToRun,
     set_: Annotated[
-        list[str] | None,
+        Optional[list[str]],
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
@@ -34,17 +34,17 @@ def tune(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for tries and choices.", show_default="results/tune/EXPERIMENT")
+        Optional[Path], typer.Option(help="Folder for tries and choices.", show_default="results/tune/EXPERIMENT")
     ] = None,
     device: Device = "auto",
     seeds: Annotated[
         str, typer.Option(help="How many seeds a try has, or which: 3, or 0,1,2. Their mean is what counts.")
     ] = "1",
     size: Annotated[
-        str | None, typer.Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
+        Optional[str], typer.Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
     ] = None,
     tries: Annotated[
-        int | None,
+        Optional[int],
         typer.Option(
             min=1,
             help="Settings that each method may try at each capacity: the same number for all.",
@@ -53,11 +53,11 @@ def tune(
     ] = None,
     rungs: Annotated[int, typer.Option(min=1, max=10, help="Rungs; after each but the last one half is left.")] = 3,
     rounds: Annotated[
-        int | None,
+        Optional[int],
         typer.Option(min=1, help="Rounds of the last rung; each one before has half of them.", show_default="all"),
     ] = None,
     validation: Annotated[
-        float | None,
+        Optional[float],
         typer.Option(
             help="Share of the training samples to choose on; a try doesn't train on them.",
             show_default="data.validation, or 0.1",
@@ -65,7 +65,7 @@ def tune(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
     accept: Annotated[
-        list[str] | None,
+        Optional[list[str]],
         typer.Option(metavar="CODE", help="Count finished runs of that code as done, too, as in [bold]run[/bold]."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
