@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -16,7 +18,7 @@ from raw_data import REAL, real
 
 from prism_bench.base.errors import BadInput
 from prism_bench.base.files import read_tensors
-from prism_bench.data import cache
+from prism_bench.data import batches, cache
 from prism_bench.data.cifar10 import CIFAR10
 from prism_bench.data.cifar100 import CIFAR100
 from prism_bench.data.femnist import FEMNIST
@@ -115,6 +117,53 @@ def test_a_pickle_of_cifar100_can_run_nothing_either(tmp_path):
     with pytest.raises(BadInput, match="cifar-100-python/test: can't be read as a batch of CIFAR-100"):
         CIFAR100(root=tmp_path).load()
     assert not (tmp_path / "harm").exists()
+
+
+def asks_for(module, name, *arguments):
+    """A pickle that calls what it names."""
+    return b"\x80\x02c%s\n%s\n(%stR." % (module, name, b"".join(arguments))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (asks_for(b"numpy.f2py.__main__", b"ndarray"), "it asks for numpy.f2py.__main__.ndarray"),
+        (asks_for(b"numpy.testing", b"dtype"), "it asks for numpy.testing.dtype"),
+        (asks_for(b"numpy", b"ndarray", b"J\xff\xff\xff\x7f"), "it makes something else than plain values and arrays"),
+        (asks_for(b"numpy", b"dtype", b"U\x0bV2000000000"), "it makes something else than plain values and arrays"),
+        (b"\x80\x02Nr\xff\xff\xff\x7f.", "it holds a NoneType and no dictionary"),
+        (b"\x80\x02}(" + b"]q\x01h\x01a" + b"u.", "SETITEMS finds other values than it needs"),
+        (b"\x80\x02}U\x01a]q\x01h\x01as.", "is a list of lists"),
+        (b"\x80\x02" + b"]" * 5_000_000, "it has more than 4,000,000 instructions"),
+        (b"\x80\x02B\xff\xff\xff\x7f", "expected 2147483647 bytes in a bytes4, but only 0 remain"),
+    ],
+)
+def test_a_pickle_can_take_no_memory(tmp_path, content, message):
+    """A name under another module, and numbers that ask for gigabytes: each is refused within megabytes."""
+    make.cifar_batches(tmp_path, TRAIN, TEST)
+    (tmp_path / "cifar-10-batches-py/data_batch_2").write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(BadInput, match=re.escape(message)):
+        CIFAR10(root=tmp_path).load()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**29
+    assert "numpy.f2py.__main__" not in sys.modules
+
+
+def test_batches_of_python_2_are_read(tmp_path):
+    """As the original files have them: byte strings, and an array by NumPy's old names."""
+    make.cifar_batches(tmp_path, TRAIN, TEST)
+    file = tmp_path / "cifar-10-batches-py/test_batch"
+    expected = batches.read(file)
+    pixels = expected[b"data"].tobytes()
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01K\x04M\x00\x0c\x86"
+    array += b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array += b"\x89T" + len(pixels).to_bytes(4, "little") + pixels + b"tb"
+    labels = b"".join(b"K" + bytes([label]) for label in expected[b"labels"])
+    file.write_bytes(b"\x80\x02}q\x01(U\x04data" + array + b"U\x06labels](" + labels + b"eu.")
+    assert np.array_equal(batches.read(file)[b"data"], expected[b"data"])
+    assert CIFAR10(root=tmp_path).load().test.labels.tolist() == TEST[1].tolist()
 
 
 # FEMNIST
