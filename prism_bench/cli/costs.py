@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from prism_bench.base.errors import BadInput
+from prism_bench.cli.command import Argument, Option
 from prism_bench.cli.console import check_writable, out_console
 
 if TYPE_CHECKING:
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def costs(
-    more: Annotated[Optional[list[str]], typer.Argument(help="Further keep ratios.", show_default=False)] = None,
-    model: Annotated[str, typer.Option(help="A model that [bold]prism-bench list[/bold] shows.")] = "resnet18",
-    keep: Annotated[Optional[list[str]], typer.Option(help="Keep ratios: --keep 1 0.8 0.6 0.4 0.2.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples in a batch, for the activations.")] = 32,
-    out: Annotated[Optional[Path], typer.Option(help="CSV file.", show_default="results/costs/MODEL.csv")] = None,
+    more: Annotated[list[str] | None, Argument(help="Further keep ratios.", show_default=False)] = None,
+    model: Annotated[str, Option(help="A model that [bold]prism-bench list[/bold] shows.")] = "resnet18",
+    keep: Annotated[list[str] | None, Option(help="Keep ratios: --keep 1 0.8 0.6 0.4 0.2.")] = None,
+    batch: Annotated[int, Option(min=1, help="Samples in a batch, for the activations.")] = 32,
+    out: Annotated[Path | None, Option(help="CSV file.", show_default="results/costs/MODEL.csv")] = None,
 ) -> None:
     """Show what one client pays with every algorithm: parameters, MACs, memory, bytes; writes a CSV.
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from prism_bench.base.errors import BadInput
+from prism_bench.cli.command import Argument, Option
 from prism_bench.cli.console import check_writable, err_console, out_console
 from prism_bench.cli.options import ToRun, parse_overrides
 
@@ -18,20 +17,17 @@ if TYPE_CHECKING:
     from prism_bench.data.dataset import Dataset
     from prism_bench.data.sources import OnProgress, Raw
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, prepare one, check one.")
-
-Name = Annotated[str, typer.Argument(help="A data set that [bold]prism-bench data list[/bold] shows.")]
+Name = Annotated[str, Argument(help="A data set that [bold]prism-bench data list[/bold] shows.")]
 Set = Annotated[
-    Optional[list[str]],
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, again for more: [bold]--set words=500[/bold]."),
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Change a setting, again for more: [bold]--set words=500[/bold]."),
 ]
 Root = Annotated[
-    Optional[Path],
-    typer.Option(help="Folder with raw data.", show_default="$PRISM_BENCH_DATA, else the user's cache"),
+    Path | None,
+    Option(help="Folder with raw data.", show_default="$PRISM_BENCH_DATA, else the user's cache"),
 ]
 
 
-@app.command("list")
 def list_() -> None:
     """Show every data set: where its raw data was found, and whether it is prepared."""
     from rich.table import Table
@@ -59,13 +55,12 @@ def list_() -> None:
     out_console.print(shown)
 
 
-@app.command()
 def prepare(
     name: Name,
     set_: Set = None,
     root: Root = None,
     allow_network: Annotated[
-        bool, typer.Option("--allow-network", help="Download from the Hub what is not in the root.")
+        bool, Option("--allow-network", help="Download from the Hub what is not in the root.")
     ] = False,
 ) -> None:
     """Read a data set and keep it as tensors, so that runs start at once.
@@ -90,7 +85,6 @@ def prepare(
     out_console.print(f"  {time.perf_counter() - start:.1f} s", highlight=False)
 
 
-@app.command()
 def check(name: Name, set_: Set = None, root: Root = None) -> None:
     """Is the data there, whole and readable? Reads all of it anew, looks at what is kept, and writes nothing."""
     from prism_bench.base.files import read_tensors
@@ -120,16 +114,14 @@ def check(name: Name, set_: Set = None, root: Root = None) -> None:
 def partition(
     experiment: ToRun = "quickstart",
     set_: Annotated[
-        Optional[list[str]],
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: [bold]--set partition.alpha=0.1[/bold]."),
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Change a setting: [bold]--set partition.alpha=0.1[/bold]."),
     ] = None,
     out: Annotated[
-        Optional[Path],
-        typer.Option(help="The picture: .png, .pdf or .svg.", show_default="results/EXPERIMENT/partition.png"),
+        Path | None,
+        Option(help="The picture: .png, .pdf or .svg.", show_default="results/EXPERIMENT/partition.png"),
     ] = None,
-    seed: Annotated[
-        Optional[int], typer.Option(min=0, help="Which seed.", show_default="the experiment's first")
-    ] = None,
+    seed: Annotated[int | None, Option(min=0, help="Which seed.", show_default="the experiment's first")] = None,
 ) -> None:
     """Draw how an experiment's data is split: clients × classes. Nothing is trained.
 
@@ -219,7 +211,7 @@ def _progress() -> Iterator[OnProgress]:
     with Progress(*columns, console=err_console, disable=not err_console.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
-        def tell(what: str, done: int, total: Optional[int]) -> None:
+        def tell(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done, total=total)

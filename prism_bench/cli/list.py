@@ -6,12 +6,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-import typer
 from rich.markup import escape
 
 from prism_bench.base.errors import BadInput
+from prism_bench.cli.command import Argument
 from prism_bench.cli.console import out_console
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ CITATION = re.compile(
 
 def list_(
     name: Annotated[
-        Optional[str],
-        typer.Argument(
+        str | None,
+        Argument(
             help="A plugin, or a section of an experiment (training, capacity, ...): all its settings. An experiment, "
             "by its name or YAML file: what it is, and its regime."
         ),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from prism_bench.base.errors import BadInput
+from prism_bench.cli.command import Argument, Option
 
-ToRun = Annotated[
-    str, typer.Argument(help="An experiment that [bold]prism-bench list[/bold] shows, or your own YAML file.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ... or mps; auto takes a GPU where there is one.")]
+ToRun = Annotated[str, Argument(help="An experiment that [bold]prism-bench list[/bold] shows, or your own YAML file.")]
+Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:0, ... or mps; auto takes a GPU where there is one.")]
 
 
 def parse_overrides(texts: list[str], device: str = "auto") -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
-import typer
 from rich.markup import escape
 
 from prism_bench.base.errors import BadInput, Diverged
+from prism_bench.cli.command import Option
 from prism_bench.cli.console import check_writable, err_console, out_console
 from prism_bench.cli.options import Device, ToRun, parse_overrides
 
@@ -16,25 +16,25 @@ from prism_bench.cli.options import Device, ToRun, parse_overrides
 def profile(
     experiment: ToRun = "quickstart",
     set_: Annotated[
-        Optional[list[str]],
-        typer.Option(
+        list[str] | None,
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting or choose among the runs, as in [bold]prism-bench run[/bold]: "
             "[bold]--set algorithm=prism --set capacity.keep=0.2 --set execution.at_once=1[/bold].",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to measure of each run, after one to warm up.")] = 3,
+    rounds: Annotated[int, Option(min=1, help="Rounds to measure of each run, after one to warm up.")] = 3,
     device: Device = "auto",
     size: Annotated[
-        Optional[str], typer.Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
+        str | None, Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
     ] = None,
     out: Annotated[
-        Optional[Path], typer.Option(help="Also write the table as a CSV file.", show_default="none is written")
+        Path | None, Option(help="Also write the table as a CSV file.", show_default="none is written")
     ] = None,
     trace: Annotated[
-        Optional[Path],
-        typer.Option(
+        Path | None,
+        Option(
             help="Also write one round of the first run as a Chrome trace (JSON), for chrome://tracing or Perfetto.",
             show_default="none is written",
         ),

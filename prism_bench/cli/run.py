@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
-
-import typer
+from typing import Annotated
 
 from prism_bench.base.errors import BadInput
+from prism_bench.cli.command import Exit, Option
 from prism_bench.cli.console import check_writable, err_console
 from prism_bench.cli.display import Display, present
 from prism_bench.cli.options import Device, ToRun, parse_overrides
@@ -16,8 +15,8 @@ from prism_bench.cli.options import Device, ToRun, parse_overrides
 def run(
     experiment: ToRun = "quickstart",
     set_: Annotated[
-        Optional[list[str]],
-        typer.Option(
+        list[str] | None,
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting, again for more: [bold]--set training.rounds=5 --set algorithm.kappa=4[/bold]. "
@@ -28,31 +27,29 @@ def run(
             "[bold]--set 'grid.training.lr=[0.05,0.1]'[/bold].",
         ),
     ] = None,
-    out: Annotated[
-        Optional[Path], typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
     device: Device = "auto",
     seeds: Annotated[
-        Optional[str],
-        typer.Option(help="How many seeds, or which: 3, or 0,1,2.", show_default="the experiment's"),
+        str | None,
+        Option(help="How many seeds, or which: 3, or 0,1,2.", show_default="the experiment's"),
     ] = None,
     size: Annotated[
-        Optional[str],
-        typer.Option(
+        str | None,
+        Option(
             help="paper (the paper's own setting, for a GPU) or scaled (for two cores), where it has both.",
             show_default="scaled",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
+    jobs: Annotated[int, Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
     track: Annotated[
-        Optional[list[str]],
-        typer.Option(
+        list[str] | None,
+        Option(
             help="Also tell a tracker of every round to come: tensorboard or mlflow, again for more. Nothing is sent."
         ),
     ] = None,
     tuned: Annotated[
-        Optional[str],
-        typer.Option(
+        str | None,
+        Option(
             metavar="FILE",
             help="Give each run the settings that [bold]prism-bench tune[/bold] chose for its method and capacity, "
             "from this file; [bold]none[/bold] leaves out those that the experiment names. --set beats the file.",
@@ -60,8 +57,8 @@ def run(
         ),
     ] = None,
     accept: Annotated[
-        Optional[list[str]],
-        typer.Option(
+        list[str] | None,
+        Option(
             metavar="CODE",
             help="Count finished runs of that code as done, too, where their settings and data are equal; again for "
             "more, or [bold]all[/bold]. A start says which codes there are, and tables say which made which row.",
@@ -69,13 +66,13 @@ def run(
     ] = None,
     exported: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--exported",
             help="Count as done, too, what is only in the folder's rounds.csv, as after a clone: so a seed or a method "
             "is added to results that came without their runs.",
         ),
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
     """Run an experiment; ends in a table, CSV files and pictures.
 
@@ -120,8 +117,8 @@ def run(
                 f"kept in {folder}; the same command{again} goes on from there.",
                 soft_wrap=True,
             )
-            raise typer.Exit(143 if "SIGTERM" in stop.args else 130) from None
-    raise typer.Exit(present(folder, outcome))
+            raise Exit(143 if "SIGTERM" in stop.args else 130) from None
+    raise Exit(present(folder, outcome))
 
 
 def parse_seeds(text: str | None) -> int | list[int] | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.markup import escape
 
 from prism_bench.base.errors import BadInput
+from prism_bench.cli.command import Exit, Option
 from prism_bench.cli.console import check_writable, err_console, out_console
 from prism_bench.cli.display import Display
 from prism_bench.cli.options import Device, ToRun, parse_overrides
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def tune(
     experiment: ToRun,
     set_: Annotated[
-        Optional[list[str]],
-        typer.Option(
+        list[str] | None,
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting, as in [bold]run[/bold], or what is tuned: "
@@ -34,41 +34,41 @@ def tune(
         ),
     ] = None,
     out: Annotated[
-        Optional[Path], typer.Option(help="Folder for tries and choices.", show_default="results/tune/EXPERIMENT")
+        Path | None, Option(help="Folder for tries and choices.", show_default="results/tune/EXPERIMENT")
     ] = None,
     device: Device = "auto",
     seeds: Annotated[
-        str, typer.Option(help="How many seeds a try has, or which: 3, or 0,1,2. Their mean is what counts.")
+        str, Option(help="How many seeds a try has, or which: 3, or 0,1,2. Their mean is what counts.")
     ] = "1",
     size: Annotated[
-        Optional[str], typer.Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
+        str | None, Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
     ] = None,
     tries: Annotated[
-        Optional[int],
-        typer.Option(
+        int | None,
+        Option(
             min=1,
             help="Settings that each method may try at each capacity: the same number for all.",
             show_default="all of those that every method has",
         ),
     ] = None,
-    rungs: Annotated[int, typer.Option(min=1, max=10, help="Rungs; after each but the last one half is left.")] = 3,
+    rungs: Annotated[int, Option(min=1, max=10, help="Rungs; after each but the last one half is left.")] = 3,
     rounds: Annotated[
-        Optional[int],
-        typer.Option(min=1, help="Rounds of the last rung; each one before has half of them.", show_default="all"),
+        int | None,
+        Option(min=1, help="Rounds of the last rung; each one before has half of them.", show_default="all"),
     ] = None,
     validation: Annotated[
-        Optional[float],
-        typer.Option(
+        float | None,
+        Option(
             help="Share of the training samples to choose on; a try doesn't train on them.",
             show_default="data.validation, or 0.1",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
+    jobs: Annotated[int, Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
     accept: Annotated[
-        Optional[list[str]],
-        typer.Option(metavar="CODE", help="Count finished runs of that code as done, too, as in [bold]run[/bold]."),
+        list[str] | None,
+        Option(metavar="CODE", help="Count finished runs of that code as done, too, as in [bold]run[/bold]."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
     """Choose settings on validation data, for each method and capacity its own, with as many tries for each.
 
@@ -110,7 +110,7 @@ def tune(
         return _carry_out(rung, place, fresh=fresh, jobs=jobs, accept=accept or ())
 
     found = tuning.tune(search, folder, carry)
-    raise typer.Exit(_present(found, folder))
+    raise Exit(_present(found, folder))
 
 
 def _announce(search: Search) -> None:
@@ -140,7 +140,7 @@ def _carry_out(rung: Experiment, place: Path, **how: Any) -> Outcome:
                 f"the others are kept in {place}; the same command{again} goes on from there.",
                 soft_wrap=True,
             )
-            raise typer.Exit(143 if "SIGTERM" in stop.args else 130) from None
+            raise Exit(143 if "SIGTERM" in stop.args else 130) from None
 
 
 def _present(found: Found, folder: Path) -> int:

@@ -165,8 +165,8 @@ def _made(called: Any, *given: Any) -> Any:
 def _fill(made: Any, *state: Any) -> None:
     """Give a type of numbers its byte order, or an array its content: as many bytes as its shape says."""
     if isinstance(made, _Number):
-        order = state[1] if isinstance(state[1], str) else state[1].decode("latin1")
-        made.dtype = made.dtype.newbyteorder({"<": "<", ">": ">", "|": "|"}[order])
+        if state[1] in (">", b">"):
+            made.dtype = made.dtype.newbyteorder(">")
     elif isinstance(made, _Array):
         _, shape, number, fortran, content = state
         flat = np.frombuffer(_checked(content, bytes), _checked(number, _Number).dtype)

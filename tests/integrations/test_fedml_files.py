@@ -246,13 +246,6 @@ def test_a_missing_fedml_is_said_in_one_line(write, here, monkeypatch):
     assert "fedml is not installed, and backend sp needs it: pip install 'prism-bench[fedml]'" in err
 
 
-def test_an_old_typer_with_a_new_click_is_said_in_one_line(here, monkeypatch):
-    monkeypatch.setattr("prism_bench.cli.app.version", {"typer": "0.9.4", "click": "8.2.0"}.get)
-    code, _, err = here("list")
-    assert code == 2
-    assert "typer 0.9.4 can't work with click 8.2.0: pip install 'click<8.2'" in err
-
-
 PARTITION = Population.from_owners(np.array([1, 0, -1, 1, 2, 0] * 8), 3)
 
 
