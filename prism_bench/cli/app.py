@@ -11,11 +11,12 @@ from contextlib import suppress
 import rich_click as click
 
 from prism_bench.base.errors import BadInput
+from prism_bench.base.text import visible
 from prism_bench.base.version import __version__
 from prism_bench.cli import data
 from prism_bench.cli.check import check
 from prism_bench.cli.command import Group
-from prism_bench.cli.console import err_console
+from prism_bench.cli.console import err_console, escape
 from prism_bench.cli.costs import costs
 from prism_bench.cli.fedml import fedml
 from prism_bench.cli.list import list_
@@ -66,10 +67,12 @@ def main() -> None:
     except BadInput as error:
         err_console.print("[red]error[/red]")
         for line in str(error).splitlines():
-            err_console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+            err_console.print(f"  {visible(line)}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except OSError as error:
         if error.errno not in DISK:
             raise
-        err_console.print(f"[red]error[/red] {error}; finished rounds are kept.", highlight=False, soft_wrap=True)
+        err_console.print(
+            f"[red]error[/red] {escape(error)}; finished rounds are kept.", highlight=False, soft_wrap=True
+        )
         sys.exit(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from prism_bench.base.errors import BadInput
 from prism_bench.cli.command import Argument, Exit, Option
-from prism_bench.cli.console import check_writable, err_console, out_console
+from prism_bench.cli.console import check_writable, err_console, escape, out_console
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,11 @@ def check(
         check_writable(baseline.parent)
         renewed = gate.renew(now, recorded)
         write_csv(renewed, baseline)
-        out_console.print(f"{baseline}: {len(renewed)} numbers of {results} recorded.", highlight=False, soft_wrap=True)
+        out_console.print(
+            f"{escape(baseline)}: {len(renewed)} numbers of {escape(results)} recorded.",
+            highlight=False,
+            soft_wrap=True,
+        )
         return
     assert recorded is not None
     compared = gate.compare(recorded, now)
@@ -97,7 +101,6 @@ def check(
 
 def _show(moved: pd.DataFrame, title: str) -> Table:
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
     from rich.table import Table
 
     from prism_bench.harness.results import CELL

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from prism_bench.base.errors import BadInput
 from prism_bench.cli.command import Argument, Option
-from prism_bench.cli.console import check_writable, out_console
+from prism_bench.cli.console import check_writable, escape, out_console
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ def costs(
     frame = table(model, [_ratio(text) for text in texts], batch)
     write_csv(frame, file)
     out_console.print(show(frame, f"Costs of one client, {model}, batch {batch}"))
-    out_console.print(f"  {file}", highlight=False, soft_wrap=True)
+    out_console.print(f"  {escape(file)}", highlight=False, soft_wrap=True)
 
 
 def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:

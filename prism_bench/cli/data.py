@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from prism_bench.base.errors import BadInput
+from prism_bench.base.trust import allow
 from prism_bench.cli.command import Argument, Option
-from prism_bench.cli.console import check_writable, err_console, out_console
-from prism_bench.cli.options import ToRun, parse_overrides
+from prism_bench.cli.console import check_writable, err_console, escape, out_console
+from prism_bench.cli.options import ToRun, Trust, parse_overrides
 
 if TYPE_CHECKING:
     from prism_bench.data.dataset import Dataset
@@ -51,7 +52,7 @@ def list_() -> None:
             state = f"not in {source.folder}"
         else:
             state = f"{'prepared' if source.prepared(raw) else 'not yet prepared'}, from {_origin(raw)}"
-        shown.add_row("", f"[dim]{state}[/dim]")
+        shown.add_row("", f"[dim]{escape(state)}[/dim]")
     out_console.print(shown)
 
 
@@ -62,6 +63,7 @@ def prepare(
     allow_network: Annotated[
         bool, Option("--allow-network", help="Download from the Hub what is not in the root.")
     ] = False,
+    trust: Trust = None,
 ) -> None:
     """Read a data set and keep it as tensors, so that runs start at once.
 
@@ -72,27 +74,29 @@ def prepare(
     """
     from prism_bench.data.sources import StoredSource
 
+    allow(trust or ())
     source = _source(name, set_, root, allow_network)
     start = time.perf_counter()
     with _progress() as tell:
         data = source.load(tell) if isinstance(source, StoredSource) else source.load()
-    out_console.print(f"[bold]{name}[/bold]: {describe(data)}", highlight=False, soft_wrap=True)
+    out_console.print(f"[bold]{escape(name)}[/bold]: {describe(data)}", highlight=False, soft_wrap=True)
     if isinstance(source, StoredSource):
         raw = source.find()
         kept = ", ".join(str(file) for file in source.prepared(raw)) or "not kept"
-        out_console.print(f"  from {_origin(raw)}\n  {kept}", highlight=False, soft_wrap=True)
+        out_console.print(f"  from {escape(_origin(raw))}\n  {escape(kept)}", highlight=False, soft_wrap=True)
         _say_if_incomplete(source, data)
     out_console.print(f"  {time.perf_counter() - start:.1f} s", highlight=False)
 
 
-def check(name: Name, set_: Set = None, root: Root = None) -> None:
+def check(name: Name, set_: Set = None, root: Root = None, trust: Trust = None) -> None:
     """Is the data there, whole and readable? Reads all of it anew, looks at what is kept, and writes nothing."""
     from prism_bench.base.files import read_tensors
     from prism_bench.data.sources import StoredSource
 
+    allow(trust or ())
     source = _source(name, set_, root)
     if not isinstance(source, StoredSource):
-        out_console.print(f"[bold]{name}[/bold]: {describe(source.load())}", highlight=False, soft_wrap=True)
+        out_console.print(f"[bold]{escape(name)}[/bold]: {describe(source.load())}", highlight=False, soft_wrap=True)
         return
     raw = source.find()
     kept = source.prepared(raw)
@@ -105,9 +109,9 @@ def check(name: Name, set_: Set = None, root: Root = None) -> None:
     else:
         # From the Hub, and here already: no reason to download it again.
         data = source.load()
-    out_console.print(f"[bold]{name}[/bold]: {describe(data)}", highlight=False, soft_wrap=True)
+    out_console.print(f"[bold]{escape(name)}[/bold]: {describe(data)}", highlight=False, soft_wrap=True)
     state = "kept and whole" if kept else f"not yet prepared: prism-bench data prepare {name}"
-    out_console.print(f"  from {_origin(raw)}\n  {state}", highlight=False, soft_wrap=True)
+    out_console.print(f"  from {escape(_origin(raw))}\n  {state}", highlight=False, soft_wrap=True)
     _say_if_incomplete(source, data)
 
 
@@ -122,6 +126,7 @@ def partition(
         Option(help="The picture: .png, .pdf or .svg.", show_default="results/EXPERIMENT/partition.png"),
     ] = None,
     seed: Annotated[int | None, Option(min=0, help="Which seed.", show_default="the experiment's first")] = None,
+    trust: Trust = None,
 ) -> None:
     """Draw how an experiment's data is split: clients × classes. Nothing is trained.
 
@@ -138,6 +143,7 @@ def partition(
     from prism_bench.engine.federation import split
     from prism_bench.harness.experiment import Experiment, blaming
 
+    allow(trust or ())
     loaded = Experiment.load(experiment, parse_overrides(set_ or []), None if seed is None else [seed])
     file = out or Path("results") / loaded.name / "partition.png"
     if file.suffix not in (".png", ".pdf", ".svg") or file.is_dir():
@@ -160,7 +166,7 @@ def partition(
         values = (frame[column].min(), frame[column].median(), frame[column].max())
         shown.add_row(words, *(f"{value:.2f}" if column == "distance" else f"{value:.0f}" for value in values))
     out_console.print(shown, highlight=False)
-    out_console.print(f"  {file}", highlight=False, soft_wrap=True)
+    out_console.print(f"  {escape(file)}", highlight=False, soft_wrap=True)
 
 
 def describe(data: Dataset) -> str:

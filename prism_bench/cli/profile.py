@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rich.markup import escape
-
 from prism_bench.base.errors import BadInput, Diverged
 from prism_bench.cli.command import Option
-from prism_bench.cli.console import check_writable, err_console, out_console
+from prism_bench.cli.console import check_writable, err_console, escape, out_console
 from prism_bench.cli.options import Device, ToRun, parse_overrides
 
 
@@ -83,7 +81,7 @@ def profile(
     out_console.print(text(sheet, out_console.width))
     if out is not None:
         write_csv(frame, out)
-        out_console.print(f"  {out}", highlight=False, soft_wrap=True)
+        out_console.print(f"  {escape(out)}", highlight=False, soft_wrap=True)
     if trace is not None:
         write_trace(loaded, shelf, trace)
-        out_console.print(f"  {trace}", highlight=False, soft_wrap=True)
+        out_console.print(f"  {escape(trace)}", highlight=False, soft_wrap=True)

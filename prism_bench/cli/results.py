@@ -85,6 +85,7 @@ def table(
     """
     from prism_bench.analysis.report import places, sheets
     from prism_bench.analysis.view import table_called
+    from prism_bench.base.files import as_csv
 
     if against is not None and (show or wide or paper):
         raise BadInput("--against: is a table of its own, without --show, --wide and --paper.")
@@ -100,7 +101,7 @@ def table(
         sheet = sheets.with_regime(sheet, results)
     if form is TableFormat.text:
         return _print(sheet, to)
-    content = frame.to_csv(index=False) if form is TableFormat.csv else _written(sheet, form)
+    content = as_csv(frame) if form is TableFormat.csv else _written(sheet, form)
     if to is None:
         click.echo(content, nl=False)
     else:
@@ -202,8 +203,10 @@ def _name_in(file: Path) -> str:
     """Read what an experiment's file calls it, else the file's own name."""
     import yaml
 
+    from prism_bench.base.yaml_text import parse
+
     try:
-        given = yaml.safe_load(file.read_text("utf-8"))["name"]
+        given = parse(file.read_text("utf-8"))["name"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return file.stem
     return str(given)

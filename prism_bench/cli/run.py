@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from prism_bench.base.errors import BadInput
+from prism_bench.base.trust import allow
 from prism_bench.cli.command import Exit, Option
-from prism_bench.cli.console import check_writable, err_console
+from prism_bench.cli.console import check_results, err_console, escape
 from prism_bench.cli.display import Display, present
-from prism_bench.cli.options import Device, ToRun, parse_overrides
+from prism_bench.cli.options import Device, ToRun, Trust, Yes, parse_overrides
 
 
 def run(
@@ -72,6 +73,8 @@ def run(
             "is added to results that came without their runs.",
         ),
     ] = False,
+    trust: Trust = None,
+    yes: Yes = False,
     fresh: Annotated[bool, Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
     """Run an experiment; ends in a table, CSV files and pictures.
@@ -87,16 +90,17 @@ def run(
       prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
       prism-bench run my.yaml --tuned results/tune/my/tuned.yaml
     """
-    from prism_bench.harness.experiment import Experiment
+    from prism_bench.harness.experiment import MOST_RUNS, Experiment
     from prism_bench.harness.runner import carry_out
     from prism_bench.harness.trackers import trackers
 
     if fresh and (accept or exported):
         raise BadInput(f"--{'accept' if accept else 'exported'}: is for runs that are kept, and --fresh keeps none.")
+    allow(trust or ())
     overrides = parse_overrides(set_ or [], device)
-    loaded = Experiment.load(experiment, overrides, parse_seeds(seeds), size, tuned)
+    loaded = Experiment.load(experiment, overrides, parse_seeds(seeds), size, tuned, most=None if yes else MOST_RUNS)
     folder = out or Path("results") / loaded.name
-    check_writable(folder)
+    check_results(folder)
     tracking = trackers(track or [], folder)
     with Display(err_console) as display:
         try:
@@ -114,7 +118,7 @@ def run(
             again = "" if not fresh else " without --fresh"
             err_console.print(
                 f"Stopped. {display.done} of {len(loaded.runs)} runs are done, and finished rounds of the others are "
-                f"kept in {folder}; the same command{again} goes on from there.",
+                f"kept in {escape(folder)}; the same command{again} goes on from there.",
                 soft_wrap=True,
             )
             raise Exit(143 if "SIGTERM" in stop.args else 130) from None

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.markup import escape
-
 from prism_bench.base.errors import BadInput
+from prism_bench.base.trust import allow
 from prism_bench.cli.command import Exit, Option
-from prism_bench.cli.console import check_writable, err_console, out_console
+from prism_bench.cli.console import check_results, err_console, escape, out_console
 from prism_bench.cli.display import Display
-from prism_bench.cli.options import Device, ToRun, parse_overrides
+from prism_bench.cli.options import Device, ToRun, Trust, Yes, parse_overrides
 from prism_bench.cli.run import parse_seeds
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ def tune(
         list[str] | None,
         Option(metavar="CODE", help="Count finished runs of that code as done, too, as in [bold]run[/bold]."),
     ] = None,
+    trust: Trust = None,
+    yes: Yes = False,
     fresh: Annotated[bool, Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
     """Choose settings on validation data, for each method and capacity its own, with as many tries for each.
@@ -92,18 +93,21 @@ def tune(
       prism-bench tune my.yaml --tries 4 --rounds 20 --set 'tune.training.lr=\\[0.03,0.1,0.3]'
     """
     from prism_bench.harness import tuning
-    from prism_bench.harness.experiment import Experiment
+    from prism_bench.harness.experiment import MOST_RUNS, Experiment
     from prism_bench.harness.tuned import NOT_TUNED
 
     if fresh and accept:
         raise BadInput("--accept: is for runs that are kept, and --fresh keeps none.")
+    allow(trust or ())
     overrides = parse_overrides(set_ or [], device)
     if overrides.get("evaluation.on", "validation") != "validation":
         raise BadInput("--set evaluation.on: settings are chosen on validation data alone; test data is for `run`.")
-    loaded = Experiment.load(experiment, overrides, parse_seeds(seeds), size, tuned=NOT_TUNED)
+    loaded = Experiment.load(
+        experiment, overrides, parse_seeds(seeds), size, tuned=NOT_TUNED, most=None if yes else MOST_RUNS
+    )
     search = tuning.plan(loaded, tries, rungs, rounds, validation)
     folder = out or Path("results") / "tune" / loaded.name
-    check_writable(folder)
+    check_results(folder)
     _announce(search)
 
     def carry(rung: Experiment, place: Path) -> Outcome:
@@ -137,7 +141,7 @@ def _carry_out(rung: Experiment, place: Path, **how: Any) -> Outcome:
             again = "" if not how["fresh"] else " without --fresh"
             err_console.print(
                 f"Stopped in {rung.name}: {display.done} of its {len(rung.runs)} runs are done, and finished rounds of "
-                f"the others are kept in {place}; the same command{again} goes on from there.",
+                f"the others are kept in {escape(place)}; the same command{again} goes on from there.",
                 soft_wrap=True,
             )
             raise Exit(143 if "SIGTERM" in stop.args else 130) from None
@@ -154,7 +158,7 @@ def _present(found: Found, folder: Path) -> int:
     if found.best:
         out_console.print(_table(found))
     for file in (*files, folder / tuning.PICTURE_NAME):
-        out_console.print(f"  {file}", highlight=False, soft_wrap=True)
+        out_console.print(f"  {escape(file)}", highlight=False, soft_wrap=True)
     for edge in found.edges():
         err_console.print(f"[yellow]at the edge[/yellow] {escape(edge)}: its list should go on.", soft_wrap=True)
     for name in found.fewer():

@@ -90,7 +90,10 @@ class Results:
             about = json.loads(file.read_text("utf-8"))
             if not isinstance(about["runs"], list):
                 raise ValueError("'runs' is not a list")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            for run in about["runs"]:
+                if not {"folder", "label"} <= run.keys() or "run" not in run["labels"]:
+                    raise ValueError("a run has no 'folder', 'label' or 'labels'")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadInput(f"{file}: can't be read as an experiment's manifest: {error}") from None
         return cls(folder, about)
 
@@ -182,6 +185,9 @@ class Results:
         absent = [column for column in needed if column not in frame]
         if absent:
             raise BadInput(f"{file}: has no column '{absent[0]}'; prism-bench run writes such a file.")
+        for column in ("seed", "round", "accuracy", "seconds"):
+            if column in frame and not pd.api.types.is_numeric_dtype(frame[column]):
+                raise BadInput(f"{file}: column '{column}' holds a text where numbers belong.")
         mine = {run["labels"]["run"] for run in self.about["runs"]}
         return frame[frame["run"].isin(mine)] if mine else frame
 
