@@ -451,6 +451,7 @@ def review_that_is_no_text(root):
         json_file('{"users": []}', r"a.json: has no 'user_data'"),
         json_file("[1]", r"a.json: has no 'user_data'"),
         json_file('{"user_data": {"f1"', r"a.json: can't be read as JSON"),
+        json_file("[" * 100_000, r"a.json: can't be read as JSON"),
         json_file('{"user_data": {"f1": {"x": [[0, 1]]}}}', r"a.json: user_data.f1: needs 'x', .* and 'y'"),
         json_file('{"user_data": {"f1": {"x": [[0, 1]], "y": [3]}}}', r"user_data.f1.x: needs images of 784 numbers"),
         json_file(f'{{"user_data": {{"f1": {{"x": [{[255] * 784}], "y": [3]}}}}}}', r"from 0 \(ink\) to 1 \(paper\)"),

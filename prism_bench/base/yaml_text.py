@@ -51,6 +51,17 @@ def _measure(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
 class _UniqueKeys(yaml.SafeLoader):
     """A key that is given twice is a typo, not a choice; and nothing is a date."""
 
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # While it is read: reading a list takes longer the deeper it lies.
+        self.depth += 1
+        if self.depth > DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"more than {DEPTH} lists within lists")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:

@@ -1,7 +1,7 @@
 """Settings of all kinds through the command itself, in this process: one clear message, in two seconds, or none needed.
 
-Everything is carried out up to the first round: settings are read, data is read and split, models are built, folders are
-checked. Only the rounds themselves are left out.
+Everything is carried out up to the first round: settings are read, data is read and split, models are built, folders
+are checked. Only the rounds themselves are left out.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _wrong(arguments: list[str]) -> str:
     """What is wrong with how the command takes these; nothing where it is well."""
     said, start = io.StringIO(), time.process_time()
     with (
-        mock.patch("prism_bench.harness.runner.one_by_one", lambda *_, **__: iter(())),
+        mock.patch("prism_bench.harness.runner.one_by_one", return_value=()),
         mock.patch.object(sys, "argv", ["prism-bench", *arguments]),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
@@ -163,8 +163,7 @@ def torture(count: int, number: int, folder: Path) -> list[Tally]:
 
     os.chdir(folder)
     try:
-        with mock.patch.object(sys.stdout, "flush", lambda: None):
-            one()
+        one()
     finally:
         os.chdir(home)
     return [tally]
