@@ -341,7 +341,8 @@ def settings_of(data, root):
 
 @every(DATASET_CHECKS)
 @pytest.mark.parametrize("data", registry.find("datasets"))
-def test_data_sets(data, check, tmp_path):
+def test_data_sets(data, check, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRISM_BENCH_TRUST", __name__)
     check(data, settings_of(data, tmp_path))
 
 

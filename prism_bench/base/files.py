@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 SEAL = "checksum"
 """The key of a record's own checksum."""
+FORMULA = re.compile(r"(?![+-]?[\d.]+(e[+-]?\d+)?%?$)[=+\-@\t\r]", re.IGNORECASE)
+"""How a text begins that spreadsheets carry out; a number is none."""
 
 # torch is imported where tensors are: tables are read without it.
 
@@ -106,7 +109,18 @@ def parsed(content: bytes) -> Any:
 
 
 def write_csv(frame: pd.DataFrame, file: Path) -> None:
-    replace(file, frame.to_csv(index=False).encode())
+    replace(file, as_csv(frame).encode())
+
+
+def as_csv(frame: pd.DataFrame) -> str:
+    """A frame as CSV. A text that a spreadsheet would take for a formula gets an apostrophe in front of it."""
+
+    def harmless(value: Any) -> Any:
+        return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+    texts = [column for column in frame if frame[column].dtype.kind not in "biufc"]
+    shown = frame.assign(**{str(column): frame[column].map(harmless) for column in texts})
+    return str(shown.rename(columns=harmless).to_csv(index=False))
 
 
 def write_tensors(tensors: dict[str, Any], folder: Path, stem: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from prism_bench.base.errors import BadInput, nearest
+from prism_bench.base.text import short
 
 
 class Settings(BaseModel):
@@ -51,7 +52,7 @@ S = TypeVar("S", bound=BaseModel)
 def validate(kind: type[S], values: Any, where: str = "") -> S:
     """Settings of the given kind, or a BadInput that names each wrong key and what would be right."""
     if not isinstance(values, Mapping):
-        raise BadInput(f"{where}: needs settings below it (got {values!r}).")
+        raise BadInput(f"{where}: needs settings below it (got {short(values)}).")
     try:
         return kind.model_validate({str(key): value for key, value in values.items()})
     except ValidationError as error:
@@ -71,4 +72,4 @@ def _explain(problem: Any, kind: type[BaseModel], where: str) -> str:
     if problem["type"] == "missing":
         return f"{key}: is missing."
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{key}: {message} (got {problem['input']!r})."
+    return f"{key}: {message} (got {short(problem['input'])})."

@@ -8,16 +8,17 @@ import signal
 import sys
 import warnings
 from contextlib import suppress
-from typing import Annotated
 
-import typer
+import rich_click as click
 
 from prism_bench.base.errors import BadInput
 from prism_bench.base.system import open_standard_streams
+from prism_bench.base.text import visible
 from prism_bench.base.version import __version__
 from prism_bench.cli import data
 from prism_bench.cli.check import check
-from prism_bench.cli.console import err_console, out_console
+from prism_bench.cli.command import Group
+from prism_bench.cli.console import err_console, escape
 from prism_bench.cli.costs import costs
 from prism_bench.cli.fedml import fedml
 from prism_bench.cli.list import list_
@@ -27,47 +28,26 @@ from prism_bench.cli.run import run
 from prism_bench.cli.tune import tune
 
 # torch and what needs it are imported inside the commands: --help answers at once.
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    help="Federated sub-model training, compared like for like.\n\n"
+app = Group(
+    "Federated sub-model training, compared like for like.\n\n"
     "Start with [bold]prism-bench run[/bold]: five methods side by side in about two minutes, nothing to download.",
 )
-app.add_typer(data.app, name="data")
-app.command("list")(list_)
+click.version_option(__version__, message="prism-bench %(version)s")(app)
+of_data = Group("Data sets: what there is, prepare one, check one.", name="data")
+of_data.add(data.list_, "list")
+of_data.add(data.prepare)
+of_data.add(data.check)
+app.add_command(of_data)
+app.add(list_, "list")
 for command in (run, tune, table, plot, report, check, costs, profile, data.partition, fedml):
-    app.command()(command)
+    app.add(command)
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """What a disk says when it is full or must not be written to: no fault of the program."""
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        out_console.print(f"prism-bench {__version__}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass
-
-
 def _terminated(*_: object) -> None:
     raise KeyboardInterrupt("SIGTERM")
-
-
-def _check_typer() -> None:
-    """fedml asks for a typer that can't read this file's options, and never uses it."""
-    major, minor, *_ = (int(part) for part in typer.__version__.split(".") if part.isdigit())
-    if (major, minor) < (0, 12):
-        raise BadInput(f"typer {typer.__version__} is installed, and prism-bench needs 0.12: pip install -U typer.")
 
 
 def main() -> None:
@@ -81,15 +61,22 @@ def main() -> None:
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminated)
     try:
-        _check_typer()
-        app()
+        sys.exit(app.main(prog_name="prism-bench", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort as stop:
+        err_console.print("Stopped.")
+        sys.exit(143 if "SIGTERM" in getattr(stop.__context__, "args", ()) else 130)
     except BadInput as error:
         err_console.print("[red]error[/red]")
         for line in str(error).splitlines():
-            err_console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+            err_console.print(f"  {visible(line)}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except OSError as error:
         if error.errno not in DISK:
             raise
-        err_console.print(f"[red]error[/red] {error}; finished rounds are kept.", highlight=False, soft_wrap=True)
+        err_console.print(
+            f"[red]error[/red] {escape(error)}; finished rounds are kept.", highlight=False, soft_wrap=True
+        )
         sys.exit(1)

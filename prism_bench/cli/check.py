@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from prism_bench.base.errors import BadInput
-from prism_bench.cli.console import check_writable, err_console, out_console
+from prism_bench.cli.command import Argument, Exit, Option
+from prism_bench.cli.console import check_writable, err_console, escape, out_console
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,19 +24,17 @@ MEANING = {
 
 
 def check(
-    baseline: Annotated[Path, typer.Argument(help="The recorded numbers, a CSV.")],
+    baseline: Annotated[Path, Argument(help="The recorded numbers, a CSV.")],
     results: Annotated[
         Path | None,
-        typer.Argument(
-            help="A results folder, or a file of pytest --benchmark-json.", show_default="results/EXPERIMENT"
-        ),
+        Argument(help="A results folder, or a file of pytest --benchmark-json.", show_default="results/EXPERIMENT"),
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update", help="Record these results as the baseline, instead of comparing.")
+        bool, Option("--update", help="Record these results as the baseline, instead of comparing.")
     ] = False,
-    accuracy: Annotated[str, typer.Option(help="With --update: tolerance of a new accuracy, in points or %.")] = "2",
-    costs: Annotated[str, typer.Option(help="With --update: of a new cost.")] = "0.1%",
-    time: Annotated[str, typer.Option(help="With --update: of a new ratio of times.")] = "100%",
+    accuracy: Annotated[str, Option(help="With --update: tolerance of a new accuracy, in points or %.")] = "2",
+    costs: Annotated[str, Option(help="With --update: of a new cost.")] = "0.1%",
+    time: Annotated[str, Option(help="With --update: of a new ratio of times.")] = "100%",
 ) -> None:
     """Compare results with a recorded baseline: accuracy, costs, and time as ratios within one run.
 
@@ -73,7 +70,11 @@ def check(
         check_writable(baseline.parent)
         renewed = gate.renew(now, recorded)
         write_csv(renewed, baseline)
-        out_console.print(f"{baseline}: {len(renewed)} numbers of {results} recorded.", highlight=False, soft_wrap=True)
+        out_console.print(
+            f"{escape(baseline)}: {len(renewed)} numbers of {escape(results)} recorded.",
+            highlight=False,
+            soft_wrap=True,
+        )
         return
     assert recorded is not None
     compared = gate.compare(recorded, now)
@@ -93,14 +94,13 @@ def check(
         )
     if {"missing", "other"} & set(counts.index):
         err_console.print("[red]error[/red]: not all of the baseline can be compared.", highlight=False)
-        raise typer.Exit(2)
+        raise Exit(2)
     if "slipped" in counts:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _show(moved: pd.DataFrame, title: str) -> Table:
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
     from rich.table import Table
 
     from prism_bench.harness.results import CELL

@@ -6,10 +6,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from prism_bench.base.errors import BadInput
-from prism_bench.cli.console import check_writable, out_console
+from prism_bench.cli.command import Argument, Option
+from prism_bench.cli.console import check_writable, escape, out_console
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def costs(
-    more: Annotated[list[str] | None, typer.Argument(help="Further keep ratios.", show_default=False)] = None,
-    model: Annotated[str, typer.Option(help="A model that [bold]prism-bench list[/bold] shows.")] = "resnet18",
-    keep: Annotated[list[str] | None, typer.Option(help="Keep ratios: --keep 1 0.8 0.6 0.4 0.2.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples in a batch, for the activations.")] = 32,
-    out: Annotated[Path | None, typer.Option(help="CSV file.", show_default="results/costs/MODEL.csv")] = None,
+    more: Annotated[list[str] | None, Argument(help="Further keep ratios.", show_default=False)] = None,
+    model: Annotated[str, Option(help="A model that [bold]prism-bench list[/bold] shows.")] = "resnet18",
+    keep: Annotated[list[str] | None, Option(help="Keep ratios: --keep 1 0.8 0.6 0.4 0.2.")] = None,
+    batch: Annotated[int, Option(min=1, help="Samples in a batch, for the activations.")] = 32,
+    out: Annotated[Path | None, Option(help="CSV file.", show_default="results/costs/MODEL.csv")] = None,
 ) -> None:
     """Show what one client pays with every algorithm: parameters, MACs, memory, bytes; writes a CSV.
 
@@ -45,7 +44,7 @@ def costs(
     frame = table(model, [_ratio(text) for text in texts], batch)
     write_csv(frame, file)
     out_console.print(show(frame, f"Costs of one client, {model}, batch {batch}"))
-    out_console.print(f"  {file}", highlight=False, soft_wrap=True)
+    out_console.print(f"  {escape(file)}", highlight=False, soft_wrap=True)
 
 
 def table(model: str, keeps: list[float], batch: int = 32) -> pd.DataFrame:

@@ -8,30 +8,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from prism_bench.base.errors import BadInput
-from prism_bench.cli.console import check_writable, err_console, out_console
-from prism_bench.cli.options import ToRun, parse_overrides
+from prism_bench.base.trust import allow
+from prism_bench.cli.command import Argument, Option
+from prism_bench.cli.console import check_writable, err_console, escape, out_console
+from prism_bench.cli.options import ToRun, Trust, parse_overrides
 
 if TYPE_CHECKING:
     from prism_bench.data.dataset import Dataset
     from prism_bench.data.sources import OnProgress, Raw
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, prepare one, check one.")
-
-Name = Annotated[str, typer.Argument(help="A data set that [bold]prism-bench data list[/bold] shows.")]
+Name = Annotated[str, Argument(help="A data set that [bold]prism-bench data list[/bold] shows.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, again for more: [bold]--set words=500[/bold]."),
+    Option("--set", metavar="KEY=VALUE", help="Change a setting, again for more: [bold]--set words=500[/bold]."),
 ]
 Root = Annotated[
     Path | None,
-    typer.Option(help="Folder with raw data.", show_default="$PRISM_BENCH_DATA, else the user's cache"),
+    Option(help="Folder with raw data.", show_default="$PRISM_BENCH_DATA, else the user's cache"),
 ]
 
 
-@app.command("list")
 def list_() -> None:
     """Show every data set: where its raw data was found, and whether it is prepared."""
     from rich.table import Table
@@ -55,18 +52,18 @@ def list_() -> None:
             state = f"not in {source.folder}"
         else:
             state = f"{'prepared' if source.prepared(raw) else 'not yet prepared'}, from {_origin(raw)}"
-        shown.add_row("", f"[dim]{state}[/dim]")
+        shown.add_row("", f"[dim]{escape(state)}[/dim]")
     out_console.print(shown)
 
 
-@app.command()
 def prepare(
     name: Name,
     set_: Set = None,
     root: Root = None,
     allow_network: Annotated[
-        bool, typer.Option("--allow-network", help="Download from the Hub what is not in the root.")
+        bool, Option("--allow-network", help="Download from the Hub what is not in the root.")
     ] = False,
+    trust: Trust = None,
 ) -> None:
     """Read a data set and keep it as tensors, so that runs start at once.
 
@@ -77,28 +74,29 @@ def prepare(
     """
     from prism_bench.data.sources import StoredSource
 
+    allow(trust or ())
     source = _source(name, set_, root, allow_network)
     start = time.perf_counter()
     with _progress() as tell:
         data = source.load(tell) if isinstance(source, StoredSource) else source.load()
-    out_console.print(f"[bold]{name}[/bold]: {describe(data)}", highlight=False, soft_wrap=True)
+    out_console.print(f"[bold]{escape(name)}[/bold]: {describe(data)}", highlight=False, soft_wrap=True)
     if isinstance(source, StoredSource):
         raw = source.find()
         kept = ", ".join(str(file) for file in source.prepared(raw)) or "not kept"
-        out_console.print(f"  from {_origin(raw)}\n  {kept}", highlight=False, soft_wrap=True)
+        out_console.print(f"  from {escape(_origin(raw))}\n  {escape(kept)}", highlight=False, soft_wrap=True)
         _say_if_incomplete(source, data)
     out_console.print(f"  {time.perf_counter() - start:.1f} s", highlight=False)
 
 
-@app.command()
-def check(name: Name, set_: Set = None, root: Root = None) -> None:
+def check(name: Name, set_: Set = None, root: Root = None, trust: Trust = None) -> None:
     """Is the data there, whole and readable? Reads all of it anew, looks at what is kept, and writes nothing."""
     from prism_bench.base.files import read_tensors
     from prism_bench.data.sources import StoredSource
 
+    allow(trust or ())
     source = _source(name, set_, root)
     if not isinstance(source, StoredSource):
-        out_console.print(f"[bold]{name}[/bold]: {describe(source.load())}", highlight=False, soft_wrap=True)
+        out_console.print(f"[bold]{escape(name)}[/bold]: {describe(source.load())}", highlight=False, soft_wrap=True)
         return
     raw = source.find()
     kept = source.prepared(raw)
@@ -111,9 +109,9 @@ def check(name: Name, set_: Set = None, root: Root = None) -> None:
     else:
         # From the Hub, and here already: no reason to download it again.
         data = source.load()
-    out_console.print(f"[bold]{name}[/bold]: {describe(data)}", highlight=False, soft_wrap=True)
+    out_console.print(f"[bold]{escape(name)}[/bold]: {describe(data)}", highlight=False, soft_wrap=True)
     state = "kept and whole" if kept else f"not yet prepared: prism-bench data prepare {name}"
-    out_console.print(f"  from {_origin(raw)}\n  {state}", highlight=False, soft_wrap=True)
+    out_console.print(f"  from {escape(_origin(raw))}\n  {state}", highlight=False, soft_wrap=True)
     _say_if_incomplete(source, data)
 
 
@@ -121,13 +119,14 @@ def partition(
     experiment: ToRun = "quickstart",
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: [bold]--set partition.alpha=0.1[/bold]."),
+        Option("--set", metavar="KEY=VALUE", help="Change a setting: [bold]--set partition.alpha=0.1[/bold]."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The picture: .png, .pdf or .svg.", show_default="results/EXPERIMENT/partition.png"),
+        Option(help="The picture: .png, .pdf or .svg.", show_default="results/EXPERIMENT/partition.png"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Which seed.", show_default="the experiment's first")] = None,
+    seed: Annotated[int | None, Option(min=0, help="Which seed.", show_default="the experiment's first")] = None,
+    trust: Trust = None,
 ) -> None:
     """Draw how an experiment's data is split: clients × classes. Nothing is trained.
 
@@ -144,6 +143,7 @@ def partition(
     from prism_bench.engine.federation import split
     from prism_bench.harness.experiment import Experiment, blaming
 
+    allow(trust or ())
     loaded = Experiment.load(experiment, parse_overrides(set_ or []), None if seed is None else [seed])
     file = out or Path("results") / loaded.name / "partition.png"
     if file.suffix not in (".png", ".pdf", ".svg") or file.is_dir():
@@ -166,7 +166,7 @@ def partition(
         values = (frame[column].min(), frame[column].median(), frame[column].max())
         shown.add_row(words, *(f"{value:.2f}" if column == "distance" else f"{value:.0f}" for value in values))
     out_console.print(shown, highlight=False)
-    out_console.print(f"  {file}", highlight=False, soft_wrap=True)
+    out_console.print(f"  {escape(file)}", highlight=False, soft_wrap=True)
 
 
 def describe(data: Dataset) -> str:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 
-from prism_bench.cli.console import err_console, out_console
+from prism_bench.cli.console import err_console, escape, out_console
 from prism_bench.harness.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Display(Callback):
         self.total = len(experiment.runs)
         labels, on = data.train.labels.numpy(), experiment.runs[0].evaluation.on
         self.console.print(
-            f"[bold]{experiment.name}[/bold]: {self.total} runs on {device}; "
+            f"[bold]{escape(experiment.name)}[/bold]: {self.total} runs on {device}; "
             f"{len(data.train)} training and {len(data.test)} {on} samples; {population.summary(labels)} (first seed)",
             highlight=False,
         )
@@ -132,7 +131,7 @@ def present(folder: Path, outcome: Outcome) -> int:
         files |= dict.fromkeys(report.write_pictures(results, folder), "a picture")
         out_console.print(report.show(results, out_console.width))
         for file, what in files.items():
-            out_console.print(f"  {file}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
+            out_console.print(f"  {escape(file)}  [dim]{what}[/dim]", highlight=False, soft_wrap=True)
     for name in ("table.csv", *(f"{kind}.png" for kind in pictures())):
         if folder / name not in files:
             (folder / name).unlink(missing_ok=True)  # of an earlier start that was about something else

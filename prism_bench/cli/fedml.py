@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from prism_bench.cli.console import check_writable, err_console
+from prism_bench.base.trust import allow
+from prism_bench.cli.command import Exit, Option
+from prism_bench.cli.console import check_results, err_console
 from prism_bench.cli.display import Display, present
+from prism_bench.cli.options import Trust
 
 
 def fedml(
-    cf: Annotated[
-        Path, typer.Option("--cf", help="FedML's configuration file, with a [bold]prism_args[/bold] section.")
-    ],
-    rank: Annotated[int, typer.Option(min=0, help="Of this process in a cross-silo job; 0 is the server.")] = 0,
-    role: Annotated[str | None, typer.Option(help="server or client.", show_default="follows from the rank")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
+    cf: Annotated[Path, Option("--cf", help="FedML's configuration file, with a [bold]prism_args[/bold] section.")],
+    rank: Annotated[int, Option(min=0, help="Of this process in a cross-silo job; 0 is the server.")] = 0,
+    role: Annotated[str | None, Option(help="server or client.", show_default="follows from the rank")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
+    trust: Trust = None,
 ) -> None:
     """Run algorithms as a FedML job; ends in the same tables as [bold]run[/bold]. Needs prism-bench\\[fedml].
 
@@ -30,7 +30,8 @@ def fedml(
       mpiexec -n 3 prism-bench fedml --cf fedml_config.yaml
       prism-bench fedml --cf fedml_config.yaml --rank 1 --role client
     """
-    raise typer.Exit(start(cf, rank, role, out))
+    allow(trust or ())
+    raise Exit(start(cf, rank, role, out))
 
 
 def start(cf: Path, rank: int = 0, role: str | None = None, out: Path | None = None) -> int:
@@ -40,7 +41,7 @@ def start(cf: Path, rank: int = 0, role: str | None = None, out: Path | None = N
 
     config = Config.read(cf, rank, role)
     folder = out or Path("results") / config.experiment.name
-    check_writable(folder)
+    check_results(folder)
     check_installed(config)
     try:
         with Display(err_console) as display:

@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-import typer
-from rich.markup import escape
-
 from prism_bench.base.errors import BadInput
-from prism_bench.cli.console import out_console
+from prism_bench.cli.command import Argument
+from prism_bench.cli.console import escape, out_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +30,7 @@ CITATION = re.compile(
 def list_(
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="A plugin, or a section of an experiment (training, capacity, ...): all its settings. An experiment, "
             "by its name or YAML file: what it is, and its regime."
         ),

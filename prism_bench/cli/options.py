@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from prism_bench.base.errors import BadInput
+from prism_bench.cli.command import Argument, Option
 
-ToRun = Annotated[
-    str, typer.Argument(help="An experiment that [bold]prism-bench list[/bold] shows, or your own YAML file.")
+ToRun = Annotated[str, Argument(help="An experiment that [bold]prism-bench list[/bold] shows, or your own YAML file.")]
+Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:0, ... or mps; auto takes a GPU where there is one.")]
+
+
+Trust = Annotated[
+    list[str] | None,
+    Option(
+        metavar="MODULE:FUNCTION",
+        help="Let the settings import this and run it, or whatever is in this module or package; again for more. "
+        "Without it nothing that a file names is imported.",
+    ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ... or mps; auto takes a GPU where there is one.")]
+Yes = Annotated[bool, Option("--yes", help="Also where the grid makes more than 2,000 runs.")]
 
 
 def parse_overrides(texts: list[str], device: str = "auto") -> dict[str, Any]:
@@ -24,9 +32,10 @@ def parse_overrides(texts: list[str], device: str = "auto") -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise BadInput(f"--set {text}: needs KEY=VALUE, such as training.rounds=5.")
+            raise BadInput(f"--set {text[:200]}: needs KEY=VALUE, such as training.rounds=5.")
         try:
             overrides[key] = parse(value)
-        except yaml.YAMLError:
-            raise BadInput(f"--set {text}: the value is not valid YAML.") from None
+        except yaml.YAMLError as error:
+            why = getattr(error, "problem", None) or str(error)
+            raise BadInput(f"--set {text[:200]}: the value is not valid YAML ({why}).") from None
     return overrides if device == "auto" else overrides | {"execution.device": device}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.markup import escape
-
 from prism_bench.base.errors import BadInput, Diverged
-from prism_bench.cli.console import check_writable, err_console, out_console
+from prism_bench.cli.command import Option
+from prism_bench.cli.console import check_writable, err_console, escape, out_console
 from prism_bench.cli.options import Device, ToRun, parse_overrides
 
 
@@ -17,24 +15,24 @@ def profile(
     experiment: ToRun = "quickstart",
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting or choose among the runs, as in [bold]prism-bench run[/bold]: "
             "[bold]--set algorithm=prism --set capacity.keep=0.2 --set execution.at_once=1[/bold].",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to measure of each run, after one to warm up.")] = 3,
+    rounds: Annotated[int, Option(min=1, help="Rounds to measure of each run, after one to warm up.")] = 3,
     device: Device = "auto",
     size: Annotated[
-        str | None, typer.Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
+        str | None, Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the table as a CSV file.", show_default="none is written")
+        Path | None, Option(help="Also write the table as a CSV file.", show_default="none is written")
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Also write one round of the first run as a Chrome trace (JSON), for chrome://tracing or Perfetto.",
             show_default="none is written",
         ),
@@ -83,7 +81,7 @@ def profile(
     out_console.print(text(sheet, out_console.width))
     if out is not None:
         write_csv(frame, out)
-        out_console.print(f"  {out}", highlight=False, soft_wrap=True)
+        out_console.print(f"  {escape(out)}", highlight=False, soft_wrap=True)
     if trace is not None:
         write_trace(loaded, shelf, trace)
-        out_console.print(f"  {trace}", highlight=False, soft_wrap=True)
+        out_console.print(f"  {escape(trace)}", highlight=False, soft_wrap=True)

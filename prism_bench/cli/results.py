@@ -6,9 +6,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
-import typer
+import click
 
 from prism_bench.base.errors import BadInput, nearest
+from prism_bench.cli.command import Argument, Option
 from prism_bench.cli.console import err_console, out_console
 
 if TYPE_CHECKING:
@@ -37,14 +38,10 @@ class PictureFormat(str, Enum):
 
 
 ExperimentArgument = Annotated[
-    str, typer.Argument(help="An experiment that was run, or a folder of results.", show_default=True)
+    str, Argument(help="An experiment that was run, or a folder of results.", show_default=True)
 ]
-SizeOption = Annotated[
-    str | None, typer.Option(help="Which size of it: paper or scaled.", show_default="what there is")
-]
-OutOption = Annotated[
-    Path | None, typer.Option(help="The folder that it was run into.", show_default="results/EXPERIMENT")
-]
+SizeOption = Annotated[str | None, Option(help="Which size of it: paper or scaled.", show_default="what there is")]
+OutOption = Annotated[Path | None, Option(help="The folder that it was run into.", show_default="results/EXPERIMENT")]
 
 
 def table(
@@ -52,31 +49,31 @@ def table(
     size: SizeOption = None,
     out: OutOption = None,
     form: Annotated[
-        TableFormat, typer.Option("--format", help="For the terminal, or to go on with. CSV has full numbers.")
+        TableFormat, Option("--format", help="For the terminal, or to go on with. CSV has full numbers.")
     ] = TableFormat.text,
     show: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="VIEW",
             help="accuracy with costs; drops: minus full-model training; costs of a client; clients: what they would "
             "run; time by stage; or an installed view that has a table.",
             show_default="what the experiment is about",
         ),
     ] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="The paper's values and the difference to them.")] = False,
+    paper: Annotated[bool, Option("--paper", help="The paper's values and the difference to them.")] = False,
     against: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="METHOD",
             help="Paired differences to this method under equal seeds: [bold]prism[/bold], or with its variant, "
             "[bold]'prism channels=all'[/bold]; [bold]full[/bold] is full-model training.",
         ),
     ] = None,
     wide: Annotated[
-        bool, typer.Option("--wide", help="One row per method, one column per partition and keep ratio.")
+        bool, Option("--wide", help="One row per method, one column per partition and keep ratio.")
     ] = False,
-    digits: Annotated[int, typer.Option(min=0, max=6, help="Decimals of accuracies.")] = 1,
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file.", show_default="print")] = None,
+    digits: Annotated[int, Option(min=0, max=6, help="Decimals of accuracies.")] = 1,
+    to: Annotated[Path | None, Option(metavar="FILE", help="Write to a file.", show_default="print")] = None,
 ) -> None:
     """Show an experiment's results as a table: mean ± std (seeds) of its finished runs, the best in bold.
 
@@ -88,6 +85,7 @@ def table(
     """
     from prism_bench.analysis.report import places, sheets
     from prism_bench.analysis.view import table_called
+    from prism_bench.base.files import as_csv
 
     if against is not None and (show or wide or paper):
         raise BadInput("--against: is a table of its own, without --show, --wide and --paper.")
@@ -103,9 +101,9 @@ def table(
         sheet = sheets.with_regime(sheet, results)
     if form is TableFormat.text:
         return _print(sheet, to)
-    content = frame.to_csv(index=False) if form is TableFormat.csv else _written(sheet, form)
+    content = as_csv(frame) if form is TableFormat.csv else _written(sheet, form)
     if to is None:
-        typer.echo(content, nl=False)
+        click.echo(content, nl=False)
     else:
         places.write(to, content)
 
@@ -116,7 +114,7 @@ def plot(
     out: OutOption = None,
     show: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="PICTURE",
             help="Which picture, again for more: learning curves; drops against full-model training; accuracy against "
             "costs; clients: what those of each capacity would run; time by stage; rank over the rounds; sampling of "
@@ -125,8 +123,8 @@ def plot(
             show_default="what the experiment is about",
         ),
     ] = None,
-    form: Annotated[PictureFormat, typer.Option("--format", help="For a screen, or for a paper.")] = PictureFormat.png,
-    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to.", show_default="the results")] = None,
+    form: Annotated[PictureFormat, Option("--format", help="For a screen, or for a paper.")] = PictureFormat.png,
+    to: Annotated[Path | None, Option(metavar="FOLDER", help="Where to.", show_default="the results")] = None,
 ) -> None:
     """Draw an experiment's results; writes one file per picture and says where.
 
@@ -152,14 +150,14 @@ def plot(
 def report(
     experiments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="EXPERIMENT...",
             help="Experiments that were run, or folders of results.",
             show_default="all in ./results",
         ),
     ] = None,
     size: SizeOption = None,
-    to: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
+    to: Annotated[Path, Option(metavar="FILE", help="The page.")] = Path("report.html"),
 ) -> None:
     """Make one HTML page of results: tables to sort, pictures, settings, costs, environment. It needs nothing else.
 
@@ -205,8 +203,10 @@ def _name_in(file: Path) -> str:
     """Read what an experiment's file calls it, else the file's own name."""
     import yaml
 
+    from prism_bench.base.yaml_text import parse
+
     try:
-        given = yaml.safe_load(file.read_text("utf-8"))["name"]
+        given = parse(file.read_text("utf-8"))["name"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return file.stem
     return str(given)
@@ -271,7 +271,7 @@ def _print(sheet: Sheet, to: Path | None) -> None:
     console.print(rendering.text(sheet, console.width))
     text = "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
     if to is None:
-        typer.echo(text, nl=False)
+        click.echo(text, nl=False)
     else:
         places.write(to, text)
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from prism_bench.base.errors import BadInput
-from prism_bench.cli.console import check_writable, err_console
+from prism_bench.base.trust import allow
+from prism_bench.cli.command import Exit, Option
+from prism_bench.cli.console import check_results, err_console, escape
 from prism_bench.cli.display import Display, present
-from prism_bench.cli.options import Device, ToRun, parse_overrides
+from prism_bench.cli.options import Device, ToRun, Trust, Yes, parse_overrides
 
 
 def run(
     experiment: ToRun = "quickstart",
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting, again for more: [bold]--set training.rounds=5 --set algorithm.kappa=4[/bold]. "
@@ -28,29 +28,29 @@ def run(
             "[bold]--set 'grid.training.lr=[0.05,0.1]'[/bold].",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the results.", show_default="results/EXPERIMENT")] = None,
     device: Device = "auto",
     seeds: Annotated[
         str | None,
-        typer.Option(help="How many seeds, or which: 3, or 0,1,2.", show_default="the experiment's"),
+        Option(help="How many seeds, or which: 3, or 0,1,2.", show_default="the experiment's"),
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="paper (the paper's own setting, for a GPU) or scaled (for two cores), where it has both.",
             show_default="scaled",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
+    jobs: Annotated[int, Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
     track: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Also tell a tracker of every round to come: tensorboard or mlflow, again for more. Nothing is sent."
         ),
     ] = None,
     tuned: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Give each run the settings that [bold]prism-bench tune[/bold] chose for its method and capacity, "
             "from this file; [bold]none[/bold] leaves out those that the experiment names. --set beats the file.",
@@ -59,7 +59,7 @@ def run(
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="CODE",
             help="Count finished runs of that code as done, too, where their settings and data are equal; again for "
             "more, or [bold]all[/bold]. A start says which codes there are, and tables say which made which row.",
@@ -67,7 +67,7 @@ def run(
     ] = None,
     exported: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--exported",
             help="Count as done, too, what is only in the folder's rounds.csv, as after a clone: so a seed or a method "
             "is added to results that came without their runs.",
@@ -75,14 +75,16 @@ def run(
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="SECONDS",
             min=1,
             help="End a run of which a round takes longer; it has failed, and the others go on.",
             show_default="none",
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
+    trust: Trust = None,
+    yes: Yes = False,
+    fresh: Annotated[bool, Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
     """Run an experiment; ends in a table, CSV files and pictures.
 
@@ -97,16 +99,17 @@ def run(
       prism-bench run my.yaml --set algorithm.kappa=4 --device cuda
       prism-bench run my.yaml --tuned results/tune/my/tuned.yaml
     """
-    from prism_bench.harness.experiment import Experiment
+    from prism_bench.harness.experiment import MOST_RUNS, Experiment
     from prism_bench.harness.runner import carry_out
     from prism_bench.harness.trackers import trackers
 
     if fresh and (accept or exported):
         raise BadInput(f"--{'accept' if accept else 'exported'}: is for runs that are kept, and --fresh keeps none.")
+    allow(trust or ())
     overrides = parse_overrides(set_ or [], device)
-    loaded = Experiment.load(experiment, overrides, parse_seeds(seeds), size, tuned)
+    loaded = Experiment.load(experiment, overrides, parse_seeds(seeds), size, tuned, most=None if yes else MOST_RUNS)
     folder = out or Path("results") / loaded.name
-    check_writable(folder)
+    check_results(folder)
     tracking = trackers(track or [], folder)
     with Display(err_console) as display:
         try:
@@ -126,11 +129,11 @@ def run(
             again = "" if not fresh else " without --fresh"
             err_console.print(
                 f"Stopped. {display.done} of {len(loaded.runs)} runs are done, and finished rounds of the others are "
-                f"kept in {folder}; the same command{again} goes on from there.",
+                f"kept in {escape(folder)}; the same command{again} goes on from there.",
                 soft_wrap=True,
             )
-            raise typer.Exit(143 if "SIGTERM" in stop.args else 130) from None
-    raise typer.Exit(present(folder, outcome))
+            raise Exit(143 if "SIGTERM" in stop.args else 130) from None
+    raise Exit(present(folder, outcome))
 
 
 def parse_seeds(text: str | None) -> int | list[int] | None:

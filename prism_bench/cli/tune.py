@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.markup import escape
-
 from prism_bench.base.errors import BadInput
-from prism_bench.cli.console import check_writable, err_console, out_console
+from prism_bench.base.trust import allow
+from prism_bench.cli.command import Exit, Option
+from prism_bench.cli.console import check_results, err_console, escape, out_console
 from prism_bench.cli.display import Display
-from prism_bench.cli.options import Device, ToRun, parse_overrides
+from prism_bench.cli.options import Device, ToRun, Trust, Yes, parse_overrides
 from prism_bench.cli.run import parse_seeds
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def tune(
     experiment: ToRun,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Change a setting, as in [bold]run[/bold], or what is tuned: "
@@ -34,41 +33,43 @@ def tune(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for tries and choices.", show_default="results/tune/EXPERIMENT")
+        Path | None, Option(help="Folder for tries and choices.", show_default="results/tune/EXPERIMENT")
     ] = None,
     device: Device = "auto",
     seeds: Annotated[
-        str, typer.Option(help="How many seeds a try has, or which: 3, or 0,1,2. Their mean is what counts.")
+        str, Option(help="How many seeds a try has, or which: 3, or 0,1,2. Their mean is what counts.")
     ] = "1",
     size: Annotated[
-        str | None, typer.Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
+        str | None, Option(help="paper or scaled, where the experiment has both.", show_default="scaled")
     ] = None,
     tries: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="Settings that each method may try at each capacity: the same number for all.",
             show_default="all of those that every method has",
         ),
     ] = None,
-    rungs: Annotated[int, typer.Option(min=1, max=10, help="Rungs; after each but the last one half is left.")] = 3,
+    rungs: Annotated[int, Option(min=1, max=10, help="Rungs; after each but the last one half is left.")] = 3,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Rounds of the last rung; each one before has half of them.", show_default="all"),
+        Option(min=1, help="Rounds of the last rung; each one before has half of them.", show_default="all"),
     ] = None,
     validation: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="Share of the training samples to choose on; a try doesn't train on them.",
             show_default="data.validation, or 0.1",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
+    jobs: Annotated[int, Option(min=1, help="Runs at once, in processes that share the cores.")] = 1,
     accept: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", help="Count finished runs of that code as done, too, as in [bold]run[/bold]."),
+        Option(metavar="CODE", help="Count finished runs of that code as done, too, as in [bold]run[/bold]."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier start has finished.")] = False,
+    trust: Trust = None,
+    yes: Yes = False,
+    fresh: Annotated[bool, Option("--fresh", help="Run again what an earlier start has finished.")] = False,
 ) -> None:
     """Choose settings on validation data, for each method and capacity its own, with as many tries for each.
 
@@ -92,25 +93,28 @@ def tune(
       prism-bench tune my.yaml --tries 4 --rounds 20 --set 'tune.training.lr=\\[0.03,0.1,0.3]'
     """
     from prism_bench.harness import tuning
-    from prism_bench.harness.experiment import Experiment
+    from prism_bench.harness.experiment import MOST_RUNS, Experiment
     from prism_bench.harness.tuned import NOT_TUNED
 
     if fresh and accept:
         raise BadInput("--accept: is for runs that are kept, and --fresh keeps none.")
+    allow(trust or ())
     overrides = parse_overrides(set_ or [], device)
     if overrides.get("evaluation.on", "validation") != "validation":
         raise BadInput("--set evaluation.on: settings are chosen on validation data alone; test data is for `run`.")
-    loaded = Experiment.load(experiment, overrides, parse_seeds(seeds), size, tuned=NOT_TUNED)
+    loaded = Experiment.load(
+        experiment, overrides, parse_seeds(seeds), size, tuned=NOT_TUNED, most=None if yes else MOST_RUNS
+    )
     search = tuning.plan(loaded, tries, rungs, rounds, validation)
     folder = out or Path("results") / "tune" / loaded.name
-    check_writable(folder)
+    check_results(folder)
     _announce(search)
 
     def carry(rung: Experiment, place: Path) -> Outcome:
         return _carry_out(rung, place, fresh=fresh, jobs=jobs, accept=accept or ())
 
     found = tuning.tune(search, folder, carry)
-    raise typer.Exit(_present(found, folder))
+    raise Exit(_present(found, folder))
 
 
 def _announce(search: Search) -> None:
@@ -137,10 +141,10 @@ def _carry_out(rung: Experiment, place: Path, **how: Any) -> Outcome:
             again = "" if not how["fresh"] else " without --fresh"
             err_console.print(
                 f"Stopped in {rung.name}: {display.done} of its {len(rung.runs)} runs are done, and finished rounds of "
-                f"the others are kept in {place}; the same command{again} goes on from there.",
+                f"the others are kept in {escape(place)}; the same command{again} goes on from there.",
                 soft_wrap=True,
             )
-            raise typer.Exit(143 if "SIGTERM" in stop.args else 130) from None
+            raise Exit(143 if "SIGTERM" in stop.args else 130) from None
 
 
 def _present(found: Found, folder: Path) -> int:
@@ -154,7 +158,7 @@ def _present(found: Found, folder: Path) -> int:
     if found.best:
         out_console.print(_table(found))
     for file in (*files, folder / tuning.PICTURE_NAME):
-        out_console.print(f"  {file}", highlight=False, soft_wrap=True)
+        out_console.print(f"  {escape(file)}", highlight=False, soft_wrap=True)
     for edge in found.edges():
         err_console.print(f"[yellow]at the edge[/yellow] {escape(edge)}: its list should go on.", soft_wrap=True)
     for name in found.fewer():

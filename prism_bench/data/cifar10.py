@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from prism_bench.base.errors import BadInput
+from prism_bench.data import batches
 from prism_bench.data.dataset import Dataset, Split
 from prism_bench.data.sources import OnProgress, Raw, RawForm, StoredSource, check_images, decode, moments, rows
 
@@ -47,14 +47,14 @@ def read_batches(
         images, labels = [], []
         for done, name in enumerate(names, start=1):
             file = raw.file(name)
-            batch = _unpickle(file, title)
+            batch = _batch(file, title)
             for wanted in ("data", key):
                 if wanted.encode() not in batch:
                     raise BadInput(f"{file}: has no '{wanted}'; it is no batch of {title}'s Python version.")
             try:
                 images.append(torch.from_numpy(np.asarray(batch[b"data"], np.uint8).reshape(-1, *SHAPE)))
                 labels.append(torch.tensor(batch[key.encode()], dtype=torch.int64))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, OverflowError, RuntimeError) as error:
                 raise BadInput(f"{file}: 'data' or '{key}' is not what {title} has there: {error}.") from None
             check_images(images[-1], labels[-1], SHAPE, classes, file)
             tell(f"{split} batches", done, len(names))
@@ -62,24 +62,11 @@ def read_batches(
     return parts
 
 
-class _Arrays(pickle.Unpickler):
-    """Reads arrays and plain values only: a pickle from the internet may otherwise run anything."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] in ("numpy", "_codecs") and name in ("_reconstruct", "ndarray", "dtype", "encode"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
-def _unpickle(file: Path, title: str) -> Mapping[bytes, Any]:
+def _batch(file: Path, title: str) -> Mapping[bytes, Any]:
     try:
-        with file.open("rb") as stream:
-            batch = _Arrays(stream, encoding="bytes").load()
-    except Exception as error:  # a damaged pickle can raise anything
+        return batches.read(file)
+    except (OSError, ValueError) as error:
         raise BadInput(f"{file}: can't be read as a batch of {title} ({error}); download it again.") from None
-    if not isinstance(batch, Mapping):
-        raise BadInput(f"{file}: is no batch of {title}'s Python version (got {type(batch).__name__}).")
-    return batch
 
 
 class CIFAR10(StoredSource):

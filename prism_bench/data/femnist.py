@@ -73,7 +73,7 @@ def _read_leaf(raw: Raw, tell: OnProgress) -> dict[str, Handwriting]:
 def _leaf_writers(file: Path) -> Iterable[Handwriting]:
     try:
         tree = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file}: can't be read as JSON: {error}.") from None
     users = tree.get("user_data") if isinstance(tree, dict) else None
     if not isinstance(users, dict) or not users:

@@ -16,7 +16,9 @@ class Noise(Source):
     classes: PositiveInt = 10
     train: PositiveInt = Field(50_000, description="training samples")
     test: PositiveInt = Field(500, description="test samples")
-    vocabulary: PositiveInt | None = Field(None, description="how many words there are; none: images")
+    vocabulary: int | None = Field(
+        None, gt=0, le=np.iinfo(np.int16).max, description="how many words there are; none: images"
+    )
     seed: int = Field(0, ge=0)
 
     def load(self) -> Dataset:

@@ -157,26 +157,41 @@ class StoredSource(Source):
 
 def rows(raw: Raw, split: str, columns: Mapping[str, Column], tell: OnProgress) -> Iterator[dict[str, list[Any]]]:
     """A split's columns in pieces, images still encoded: the same for the Hub and for a folder in its layout."""
-    import datasets
-    import pyarrow.parquet as pq
+    import pyarrow
 
-    done, total = 0, None
-    if raw.files:
-        total = sum(_count(file, pq) for file in raw.files if file.name.startswith(split))
+    files = [file for file in raw.files if split in (file.name[: len(split)], file.parent.name)]
+    done, total = 0, sum(map(_count, files)) if raw.files else None
     try:
-        # Streaming makes no second copy of the data on the disk.
-        stream = datasets.load_dataset(str(raw.place), split=split, streaming=True)
-        for table in stream.with_format("arrow").iter(ROWS_AT_ONCE):
+        for table in _of_files(files) if raw.files else _of_the_hub(str(raw.place), split):
             for column, kind in columns.items():
                 _check_column(table, column, kind, f"{raw.place}: the {split} split")
             done += len(table)
             yield {column: table[column].to_pylist() for column in columns}
             tell(f"{split} rows", done, total)
         if not done:
-            raise BadInput(f"{raw.place}: its {split} split has no rows; download it again.")
-    except (OSError, ValueError) as error:
+            raise BadInput(f"{raw.place}: the {split} split has no rows; download it again.")
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         how = "download it again." if raw.files else "is the network there, and does the Hub answer?"
         raise BadInput(f"{raw.place}: the {split} split can't be read ({_first_line(error)}); {how}") from error
+
+
+def _of_files(files: Sequence[Path]) -> Iterator[Any]:
+    """The rows of these files and of no others: what lies beside them, such as a README, could name any address."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file in files:
+        with pq.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(ROWS_AT_ONCE):
+                yield pa.Table.from_batches([batch])
+
+
+def _of_the_hub(name: str, split: str) -> Iterator[Any]:
+    import datasets
+
+    # Streaming makes no second copy of the data on the disk.
+    stream = datasets.load_dataset(name, split=split, streaming=True)
+    yield from stream.with_format("arrow").iter(ROWS_AT_ONCE)
 
 
 def _check_column(table: Any, column: str, kind: Column, where: str) -> None:
@@ -194,11 +209,14 @@ def _check_column(table: Any, column: str, kind: Column, where: str) -> None:
         raise BadInput(f"{where} needs a {kind} in every row of column '{column}' (got {found}, {empty} empty).")
 
 
-def _count(file: Path, pq: Any) -> int:
+def _count(file: Path) -> int:
     """Rows of a parquet file, which also shows whether it is whole."""
+    import pyarrow
+    import pyarrow.parquet as pq
+
     try:
         rows: int = pq.read_metadata(file).num_rows
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise BadInput(f"{file}: is no whole parquet file ({_first_line(error)}); download it again.") from None
     return rows
 

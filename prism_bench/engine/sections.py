@@ -79,6 +79,13 @@ class Execution(Settings):
             raise ValueError("needs a name, alone or as 'name:' with settings beside it")
         return on
 
+    @field_validator("threads")
+    @classmethod
+    def _few_threads(cls, threads: int | str) -> int | str:
+        if isinstance(threads, int) and threads > 1024:
+            raise ValueError("must be at most 1024, which no machine has more cores than")
+        return threads
+
     @property
     def executor(self) -> str:
         """The name of the executor."""

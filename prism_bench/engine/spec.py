@@ -10,6 +10,7 @@ from typing import Any
 from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, BadPlugin, nearest
 from prism_bench.base.settings import Settings, identity, validate
+from prism_bench.base.text import short
 from prism_bench.core.algorithm import Algorithm
 from prism_bench.core.capacity import Capacity
 from prism_bench.engine import identity as codes
@@ -58,7 +59,9 @@ class Plugin:
             settings = value.params if isinstance(value, Algorithm) else value
             return {"name": type(value), **settings.model_dump(exclude_unset=True)}
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), (str, type)):
-            raise BadInput(f"{section}: needs a name, alone or as 'name:' with settings beside it (got {value!r}).")
+            raise BadInput(
+                f"{section}: needs a name, alone or as 'name:' with settings beside it (got {short(value)})."
+            )
         return dict(value)
 
     @staticmethod

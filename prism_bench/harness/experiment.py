@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pydantic import Field, field_validator
 from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.settings import Settings, flat, validate
+from prism_bench.base.text import short
 from prism_bench.base.yaml_text import parse
 from prism_bench.core.algorithm import Algorithm
 from prism_bench.engine.sections import Execution
@@ -30,6 +32,9 @@ from prism_bench.harness import tuned as choices
 
 Size = Literal["paper", "scaled"]
 
+
+MOST_RUNS = 2_000
+"""Runs that an experiment may have unless more are asked for: a typo in a grid makes millions."""
 
 LABELLED = ("data", "partition", "model", "algorithm", "capacity")
 """The sections that tables have columns of their own for."""
@@ -98,13 +103,15 @@ class Experiment:
         seeds: int | Sequence[int] | None = None,
         size: str | None = None,
         tuned: str | Path | None = None,
+        most: int | None = MOST_RUNS,
     ) -> Experiment:
         """From an experiment's name, a YAML file or a mapping; ``overrides`` are dotted keys, as in ``--set``.
 
         An experiment with a ``scaled`` section has two sizes. Its own settings are the paper's; scaled is the default.
         The name of its results says the size too: ``rank-paper``.
 
-        ``tuned`` is a file of choices in place of the experiment's own, or ``none``.
+        ``tuned`` is a file of choices in place of the experiment's own, or ``none``. More runs than ``most`` are an
+        error, unless that is None.
         """
         if size is None and isinstance(source, str):
             base, _, suffix = source.rpartition("-")
@@ -112,7 +119,7 @@ class Experiment:
         origin, tree = read_tree(source)
         overrides = overrides or {}
         with blaming(origin):
-            experiment, own, by_hand = cls._from_tree(tree, origin, overrides, seeds, size)
+            experiment, own, by_hand = cls._from_tree(tree, origin, overrides, seeds, size, most)
             file, home = (own, Path(origin).parent) if tuned is None else (tuned, Path())
             found = choices.read(file, home)
             return experiment if found is None else experiment._with(found, file, by_hand)
@@ -125,6 +132,7 @@ class Experiment:
         overrides: Mapping[str, Any],
         seeds: int | Sequence[int] | None,
         size: str | None,
+        most: int | None,
     ) -> tuple[Experiment, Any, set[str]]:
         """The experiment as its grid has it, the file of choices that it names, and the keys that are given by hand."""
         for key in tree:
@@ -133,7 +141,7 @@ class Experiment:
         size, scaled = _size(size, tree.pop("scaled", None))
         given = tree.pop("grid", None) or {}
         if not isinstance(given, Mapping):
-            raise BadInput(f"grid: needs settings with a list of values each (got {given!r}).")
+            raise BadInput(f"grid: needs settings with a list of values each (got {short(given)}).")
         grid: dict[str, list[Any]] = {}
         if _asks_for_all(tree.get("algorithm")):
             given = {"algorithm": tree.pop("algorithm"), **given}
@@ -147,11 +155,16 @@ class Experiment:
         tune, own_choices = choices.read_lists(tree.pop("tune", None) or {}), tree.pop("tuned", None)
         name = tree.pop("name", None) or re.sub(r"[^\w.-]+", "-", Path(origin).stem).lstrip(".")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
-            raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {name!r}).")
+            raise BadInput(f"name: must be letters, digits, '_', '-' or '.', as it names a folder (got {short(name)}).")
         own = tree.pop("seeds", 1)
         numbers = _seeds(own if seeds is None else seeds)
         execution = validate(Execution, tree.pop("execution", None) or {}, "execution")
 
+        count = math.prod([len(numbers), *map(len, grid.values())])
+        if most is not None and count > most:
+            raise BadInput(
+                f"grid: it makes {count:,} runs, seeds included; more than {most:,} need --yes, which runs them all."
+            )
         runs: dict[str, Run] = {}
         for values in itertools.product(*grid.values()):
             cell = copy.deepcopy(tree)
@@ -321,7 +334,7 @@ def _seeds(value: Any) -> list[int]:
     numbers = list(range(min(value, 10_001))) if isinstance(value, int) and not isinstance(value, bool) else value
     whole = isinstance(numbers, (list, tuple)) and all(type(number) is int and number >= 0 for number in numbers)
     if not whole or not 1 <= len(numbers) <= 10_000:
-        raise BadInput(f"seeds: a number of seeds, or a list of them such as [0, 1, 2] (got {value!r}).")
+        raise BadInput(f"seeds: a number of seeds, or a list of them such as [0, 1, 2] (got {short(value)}).")
     return list(dict.fromkeys(numbers))
 
 
@@ -422,7 +435,7 @@ def _long_form(section: str, choice: Any) -> dict[str, Any]:
     if section in PLUGINS:
         return Plugin.given(section, choice)
     if not isinstance(choice, Mapping):
-        raise BadInput(f"{section}: needs settings below it (got {choice!r}).")
+        raise BadInput(f"{section}: needs settings below it (got {short(choice)}).")
     return dict(choice)
 
 

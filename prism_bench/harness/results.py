@@ -102,7 +102,10 @@ class Results:
                 about = unsealed(about)
             if not isinstance(about["runs"], list):
                 raise ValueError("'runs' is not a list")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            for run in about["runs"]:
+                if not {"folder", "label"} <= run.keys() or "run" not in run["labels"]:
+                    raise ValueError("a run has no 'folder', 'label' or 'labels'")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             again = " The command that made the results writes it again, and trains nothing again."
             hint = again if (folder / "runs").is_dir() else ""
             raise BadInput(f"{file}: can't be read as an experiment's manifest: {error}.{hint}") from None
@@ -213,6 +216,9 @@ class Results:
         absent = [column for column in needed if column not in frame]
         if absent:
             raise BadInput(f"{file}: has no column '{absent[0]}'; prism-bench run writes such a file.")
+        for column in ("seed", "round", "accuracy", "seconds"):
+            if column in frame and not pd.api.types.is_numeric_dtype(frame[column]):
+                raise BadInput(f"{file}: column '{column}' holds a text where numbers belong.")
         mine = {run["labels"]["run"] for run in self.about["runs"]}
         return frame[frame["run"].isin(mine)] if mine else frame
 

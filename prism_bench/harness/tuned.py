@@ -20,6 +20,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.settings import Settings, flat, validate
+from prism_bench.base.text import short
 from prism_bench.base.yaml_text import parse
 from prism_bench.core.capacity import Capacity
 from prism_bench.engine.sections import Training
@@ -69,7 +70,7 @@ def _given(plugin: Any) -> dict[str, Any]:
 def read_lists(given: Any) -> Lists:
     """The section ``tune`` of an experiment: dotted keys with a list of values each."""
     if not isinstance(given, Mapping):
-        raise BadInput(f"tune: needs settings with a list of values each (got {given!r}).")
+        raise BadInput(f"tune: needs settings with a list of values each (got {short(given)}).")
     lists = {key: value if isinstance(value, list) else [value] for key, value in flat(given)}
     for key, values in lists.items():
         section, _, name = key.partition(".")
@@ -279,7 +280,7 @@ def read(given: Any, home: Path) -> Tuned | None:
     if given is None or given == NOT_TUNED:
         return None
     if not isinstance(given, (str, Path)):
-        raise BadInput(f"tuned: needs the name of a file that `prism-bench tune` wrote (got {given!r}).")
+        raise BadInput(f"tuned: needs the name of a file that `prism-bench tune` wrote (got {short(given)}).")
     own = home / given
     file = own if own.is_file() else shipped().get(str(given))
     if file is None:

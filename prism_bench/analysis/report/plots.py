@@ -48,7 +48,7 @@ def plot(source: Results | pd.DataFrame, kind: str = "curves") -> Figure:
     frame = source if isinstance(source, pd.DataFrame) else picture.read(source)
     if frame.empty:
         raise Nothing(f"{kind}: the results have nothing of the kind.")
-    return picture.draw(frame)
+    return _literal(picture.draw(frame))
 
 
 def pictures(source: Results | pd.DataFrame, kinds: Iterable[str] | None = None) -> dict[str, Figure]:
@@ -82,12 +82,23 @@ def write_pictures(
     return files
 
 
+def _literal(figure: Figure) -> Figure:
+    """Have a dollar sign in a name be one: as mathematics it may be none, and then nothing can be drawn."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+    return figure
+
+
 def drawn(figure: Figure, form: str, dpi: int = DPI) -> bytes:
     """Save a picture as a file's bytes; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
     undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     file = io.BytesIO()
+    _literal(figure)
     with rc_context({"svg.hashsalt": "prism_bench"}):
         figure.savefig(file, format=form, dpi=dpi, metadata=undated.get(form))
     return file.getvalue()

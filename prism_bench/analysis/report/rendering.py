@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from prism_bench.analysis.report.cells import Cell, Sheet, join
+from prism_bench.base.text import visible
 
 
 def _folded(column: str, width: int) -> int:
@@ -26,22 +27,27 @@ def text(sheet: Sheet, width: int) -> Table:
     count = _fitting(sheet, _widths(sheet, cells), width) if narrow else len(sheet.columns)
     left_out = f" No room here for the last {len(sheet.columns) - count} columns." if count < len(sheet.columns) else ""
     shown = Table(
-        title=markup.escape(sheet.title) or None,
+        title=_plain(sheet.title) or None,
         title_justify="left",
-        caption=markup.escape(sheet.caption + left_out),
+        caption=_plain(sheet.caption + left_out),
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=0 if narrow else (0, 1, 0, 0),
     )
     for number, (column, wide) in enumerate(zip(sheet.columns[:count], _widths(sheet, cells), strict=False)):
         if number < sheet.labels:
-            shown.add_column(markup.escape(column), overflow="fold", min_width=_folded(column, wide))
+            shown.add_column(_plain(column), overflow="fold", min_width=_folded(column, wide))
         else:
-            shown.add_column(markup.escape(column), justify="right", no_wrap=True)
+            shown.add_column(_plain(column), justify="right", no_wrap=True)
     for row, lines in zip(sheet.rows, cells, strict=True):
-        texts = [markup.escape("\n".join(said)) for said in lines[:count]]
+        texts = [_plain("\n".join(said)) for said in lines[:count]]
         shown.add_row(*(f"[bold]{said}[/bold]" if cell.bold else said for cell, said in zip(row, texts, strict=False)))
     return shown
+
+
+def _plain(text: str) -> str:
+    """Neither markup nor what a terminal obeys."""
+    return markup.escape("\n".join(map(visible, text.split("\n"))))
 
 
 def _flat(cell: Cell) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import csv
+import ipaddress
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from pydantic import Field, PositiveFloat
 from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, nearest
 from prism_bench.base.settings import Settings, validate
+from prism_bench.base.text import short
 from prism_bench.engine.spec import PLUGINS, SECTIONS, Run
 from prism_bench.harness.experiment import Experiment, blaming, read_tree
 
@@ -74,6 +77,7 @@ class Job(Settings):
     description: str = ""
     seeds: int | list[int] | None = Field(None, description="in place of random_seed: how many, or which")
     grid: dict[str, Any] = Field({}, description="what to compare: a list of values per setting")
+    every_interface: bool = Field(False, description="let a row of grpc_ipconfig_path listen on all of a machine's")
     patience: PositiveFloat = Field(120, description="seconds that processes of a cross-silo job wait for each other")
 
 
@@ -97,7 +101,7 @@ class Config:
         with blaming(str(path)):
             for section, below in sections.items():
                 if not isinstance(below, Mapping):
-                    raise BadInput(f"{section}: needs settings below it (got {below!r}).")
+                    raise BadInput(f"{section}: needs settings below it (got {short(below)}).")
             ours = sections.pop(OURS, None)
             if ours is None:
                 raise BadInput(f"{OURS}: is missing; 'prism_args: {{algorithm: prism}}' is the least it needs.")
@@ -105,7 +109,7 @@ class Config:
             backend = _backend(values, places)
             for key, (right, why) in ONLY.items():
                 if key in values and str(values[key]).lower() != str(right).lower():
-                    raise BadInput(f"{places[key]}: must be {right} here, as {why} (got {values[key]!r}).")
+                    raise BadInput(f"{places[key]}: must be {right} here, as {why} (got {short(values[key])}).")
             job = validate(Job, {key: value for key, value in ours.items() if key in Job.model_fields}, OURS)
             tree, origins = _tree(values, places, {k: v for k, v in ours.items() if k not in Job.model_fields}, job)
             with _in_their_words(origins):
@@ -113,7 +117,7 @@ class Config:
             if experiment.execution.executor != "threads":
                 raise BadInput(f"{OURS}.execution.on: must be left out, as FedML is what brings clients their tasks.")
             config = cls(replace(experiment, origin=str(path)), values, backend, job.patience, rank=rank)
-            return config._with_silos(path, places, role)
+            return config._with_silos(path, places, role, job.every_interface)
 
     def arguments(self, run: Run) -> SimpleNamespace:
         """What FedML goes by in a run: the file's keys, and those that it fills in itself."""
@@ -134,7 +138,7 @@ class Config:
             args.client_id_list = str([self.rank] if self.rank else list(range(1, self.silos + 1)))
         return args
 
-    def _with_silos(self, path: Path, places: Mapping[str, str], role: str | None) -> Config:
+    def _with_silos(self, path: Path, places: Mapping[str, str], role: str | None, every: bool) -> Config:
         """Also knows how many silos there are, and where each process listens."""
         if role not in (None, "server", "client"):
             raise BadInput(f"--role {role}: must be server or client.")
@@ -144,7 +148,7 @@ class Config:
             return self
         silos = self.values.get("worker_num") or self.experiment.runs[0].training.active
         if type(silos) is not int or silos < 1:
-            raise BadInput(f"{places['worker_num']}: must be the number of silos, 1 or more (got {silos!r}).")
+            raise BadInput(f"{places['worker_num']}: must be the number of silos, 1 or more (got {short(silos)}).")
         clients = min(run.partition.settings.clients for run in self.experiment.runs)
         if silos > clients:
             raise BadInput(f"{places['worker_num']}: {silos} silos, but only {clients} clients to deal out to them.")
@@ -152,7 +156,7 @@ class Config:
             raise BadInput(f"--rank {self.rank}: 0 is the server, and 1 to {silos} are the silos.")
         if role not in (None, "client" if self.rank else "server"):
             raise BadInput(f"--role {role}: rank 0 is the server, every other a client (got --rank {self.rank}).")
-        file = _listening(self.values.get("grpc_ipconfig_path"), silos, path, places)
+        file = _listening(self.values.get("grpc_ipconfig_path"), silos, path, places, every)
         return replace(self, silos=silos, values={**self.values, "grpc_ipconfig_path": str(file)})
 
 
@@ -173,10 +177,10 @@ def _backend(values: Mapping[str, Any], places: Mapping[str, str]) -> Backend:
     training = values.get("training_type")
     if backend not in get_args(Backend):
         place = places.get("backend", "comm_args.backend")
-        raise BadInput(f"{place}: must be one of {', '.join(get_args(Backend))} (got {backend!r}).")
+        raise BadInput(f"{place}: must be one of {', '.join(get_args(Backend))} (got {short(backend)}).")
     if training != TRAINING_TYPE[backend]:
         place = places.get("training_type", "common_args.training_type")
-        raise BadInput(f"{place}: must be {TRAINING_TYPE[backend]} with backend {backend} (got {training!r}).")
+        raise BadInput(f"{place}: must be {TRAINING_TYPE[backend]} with backend {backend} (got {short(training)}).")
     found: Backend = backend
     return found
 
@@ -198,7 +202,7 @@ def _tree(
         section, _, key = setting.partition(".")
         below = tree.setdefault(section, {})
         if not isinstance(below, dict):
-            raise BadInput(f"{OURS}.{section}: needs settings below it (got {below!r}).")
+            raise BadInput(f"{OURS}.{section}: needs settings below it (got {short(below)}).")
         if key in below:
             raise BadInput(f"{OURS}.{setting}: is given a second time; {place} says it already.")
         below[key], origins[setting] = value, place
@@ -242,7 +246,7 @@ def _in_their_words(origins: Mapping[str, str]) -> Iterator[None]:
         raise BadInput("\n".join(lines)) from None
 
 
-def _listening(given: Any, silos: int, path: Path, places: Mapping[str, str]) -> Path:
+def _listening(given: Any, silos: int, path: Path, places: Mapping[str, str], every: bool) -> Path:
     """The file that says where each process listens, checked."""
     place = places.get("grpc_ipconfig_path", "comm_args.grpc_ipconfig_path")
     if not isinstance(given, str):
@@ -261,4 +265,26 @@ def _listening(given: Any, silos: int, path: Path, places: Mapping[str, str]) ->
         if rank not in found:
             # FedML would have such a process listen on every interface of the machine.
             raise BadInput(f"{place}: {file} has no row with eid {rank}; needs one for each of 0 to {silos}.")
+    for rank, address, _ in found.values():
+        if _is_every_interface(address) and not every:
+            raise BadInput(
+                f"{place}: {file} has rank {rank} listen on every interface of its machine (grpc_server_ip is "
+                f"'{address}'). Name one address; or, where that is meant, {OURS}.every_interface: true."
+            )
     return file
+
+
+def _is_every_interface(address: str | None) -> bool:
+    """Whether a server that is given this address listens on all that its machine has."""
+    host = (address or "").strip().strip("[]").partition("%")[0]
+    try:
+        # The way of old for IPv4, in which 0 and 0x0 are 0.0.0.0, too.
+        return not host or host == "*" or socket.inet_aton(host) == bytes(4)
+    except OSError:
+        pass
+    try:
+        known = ipaddress.ip_address(host)
+    except ValueError:
+        return False  # a name
+    mapped = getattr(known, "ipv4_mapped", None)
+    return known.is_unspecified or (mapped is not None and mapped.is_unspecified)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.data import Dataset as TorchDataset
 
 from prism_bench.base.errors import BadInput
+from prism_bench.base.trust import imported
 from prism_bench.data.dataset import Dataset, Source, Split
 from prism_bench.data.population import Partitioner, Population
 
@@ -81,12 +81,7 @@ class FedMLData(Source):
     vocabulary: int | None = Field(None, gt=0, description="number of words, for text")
 
     def load(self) -> Dataset:
-        module, _, function = self.loader.partition(":")
-        try:
-            loader = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise BadInput(f"data.loader: '{self.loader}' can't be found ({error}); needs 'module:function'.") from None
-        return from_fedml(loader(), self.vocabulary)[0]
+        return from_fedml(imported(self.loader, "data.loader")(), self.vocabulary)[0]
 
 
 class FedMLClients(Partitioner):
