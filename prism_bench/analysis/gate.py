@@ -73,8 +73,8 @@ def numbers_of(source: Path, tolerances: Mapping[str, str] = TOLERANCES, roundin
 def rounding_of(numbers: pd.DataFrame, others: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The numbers with tolerances for accuracies and losses from the same runs under other roundings.
 
-    For each cell and metric, the largest change over seeds in that round or an earlier one, times `MARGIN`: what rounding
-    does grows from round to round, and a single number may by chance not have moved.
+    For each cell and metric, the largest change over seeds in that round or an earlier one, times `MARGIN`: what
+    rounding does grows from round to round, and a single number may by chance not have moved.
     """
     moved = numbers[["value"]].assign(change=0.0)
     for other in others:
@@ -215,9 +215,10 @@ def allowed(value: float, tolerance: str, where: str = "tolerance") -> float:
 def compare(baseline: pd.DataFrame, now: pd.DataFrame, exact: bool = True) -> pd.DataFrame:
     """Every number of the baseline and of today, the change, what is allowed, and a verdict.
 
-    ``slipped`` is worse by more than is allowed and ``better`` better by more; ``rounding`` should be equal, and differs
-    by no more than it might elsewhere; ``new`` is not in the baseline, ``missing`` has no number today, and ``other`` is
-    from other settings than the recorded one. ``exact`` is false for tolerances also where numbers should be equal.
+    ``slipped`` is worse by more than is allowed and ``better`` better by more; ``rounding`` should be equal, and
+    differs by no more than it might elsewhere; ``new`` is not in the baseline, ``missing`` has no number today, and
+    ``other`` is from other settings than the recorded one. ``exact`` is false for tolerances also where numbers should
+    be equal.
     """
     today = now.set_index(KEY)[["value", "identity", "made_with"]]
     today.columns = pd.Index(["now", "identity_now", "made_with_now"])

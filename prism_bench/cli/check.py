@@ -59,8 +59,8 @@ def check(
     """Compare results with a recorded baseline: accuracies and losses per seed and round, costs, and time as ratios.
 
     On the machine, torch, numpy and threads that recorded it, numbers must be equal bit for bit; elsewhere each has its
-    own tolerance, for both directions. Costs are equal everywhere; times may only get worse by their tolerance. What got
-    better fails, too, until it is recorded.
+    own tolerance, for both directions. Costs are equal everywhere; times may only get worse by their tolerance. What
+    got better fails, too, until it is recorded.
 
     Exits with 0 when all is as recorded, 1 when something moved, 2 when it can't compare.
 

@@ -208,8 +208,8 @@ class Worker:
     def answer(self, message: Message, name: str) -> Message:
         """As `train`, for a process of its own: an error is an answer, too.
 
-        The server then tells all others, and every process ends by itself, so that nothing that was printed is lost. One
-        that ended the job at once would leave them guessing.
+        The server then tells all others, and every process ends by itself, so that nothing that was printed is lost.
+        One that ended the job at once would leave them guessing.
         """
         try:
             return self.train(message)
