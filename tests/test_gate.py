@@ -42,7 +42,7 @@ def results(tmp_path_factory):
 def baseline(results, tmp_path, here):
     code, printed, _ = here("check", "base.csv", str(results), "--update")
     assert code == 0
-    assert "base.csv: 57 numbers" in " ".join(printed.split())
+    assert "base.csv: 59 numbers" in " ".join(printed.split())
     return tmp_path / "base.csv"
 
 
@@ -80,7 +80,7 @@ def test_what_a_baseline_records(baseline):
 def test_nothing_moved(baseline, results, here):
     code, printed, _ = here("check", "base.csv", str(results))
     assert code == 0
-    assert "57 within tolerance, 57 of them unchanged; 54 had to be." in printed
+    assert "59 within tolerance, 59 of them unchanged; 56 had to be." in printed
 
 
 UP, DOWN = (lambda v: math.nextafter(v, math.inf)), (lambda v: math.nextafter(v, 0))
@@ -110,7 +110,7 @@ def test_a_number_that_moved(baseline, results, here, metric, value, here_says, 
         assert code == (1 if word else 0), printed
         [line] = [line for line in printed.splitlines() if f" {metric} " in line]
         assert (word or "within") in line
-        assert ("54 had to be" in printed) is not elsewhere
+        assert ("56 had to be" in printed) is not elsewhere
         tolerant, again, _ = here("check", "base.csv", str(results), "--tolerant")
         assert tolerant == (1 if elsewhere_says else 0), again
 
@@ -139,14 +139,14 @@ def test_what_cant_be_compared(baseline, results, here, tmp_path):
     gone.to_csv(baseline, index=False)
     code, printed, errors = here("check", "base.csv", str(results))
     assert code == 2
-    assert "29 missing: no such number in the results" in printed
-    assert "29 new: not in the baseline" in printed
+    assert "30 missing: no such number in the results" in printed
+    assert "30 new: not in the baseline" in printed
     assert "nan" not in printed.lower()
     assert "not all of the baseline can be compared" in errors
     frame.assign(identity="0" * 12).to_csv(baseline, index=False)
     code, printed, _ = here("check", "base.csv", str(results))
     assert code == 2
-    assert "57 other: the settings or seeds are not those of the baseline" in printed
+    assert "59 other: the settings or seeds are not those of the baseline" in printed
 
 
 def test_an_older_baseline_says_how_to_renew_it(baseline, results, here):
@@ -185,7 +185,7 @@ def test_what_ci_systems_read(baseline, results, here):
     changed(baseline, "accuracy", lambda v: v + 2.5)
     code, printed, _ = here("check", "base.csv", str(results), "--format", "json")
     found = json.loads(printed)
-    assert (code, found["passed"], found["counts"]) == (1, False, {"within": 56, "slipped": 1})
+    assert (code, found["passed"], found["counts"]) == (1, False, {"within": 58, "slipped": 1})
     [moved] = [row for row in found["moved"] if row["fails"]]
     assert (moved["algorithm"], moved["seed"], moved["round"], moved["metric"]) == ("prism", "1", "3", "accuracy")
     assert moved["change"] == pytest.approx(-2.5)
@@ -199,7 +199,7 @@ def test_what_ci_systems_read(baseline, results, here):
     first, last = printed.splitlines()
     assert code == 1
     assert first.startswith("::error file=base.csv,title=prism 0.4%3A accuracy::slipped: seed 1 round 3: accuracy ")
-    assert last.endswith("against base.csv: 56 within, 1 slipped")
+    assert last.endswith("against base.csv: 58 within, 1 slipped")
     code, _, errors = here("check", "base.csv", str(results), "--format", "xml")
     assert code == 2
     assert "--format xml: must be one of text, json, junit, github" in errors
@@ -319,7 +319,7 @@ def test_numbers_that_the_baseline_has_not(baseline, results, here):
     gate.read(baseline).iloc[:6].to_csv(baseline, index=False)
     code, printed, _ = here("check", "base.csv", str(results))
     assert code == 1
-    assert "51 new: not in the baseline: --update adds it" in printed
+    assert "53 new: not in the baseline: --update adds it" in printed
 
 
 def test_tolerances_of_times_that_somebody_set_stay(baseline, results, here):

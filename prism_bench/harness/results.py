@@ -174,8 +174,7 @@ class Results:
         """What `export` wrote of the runs, one row per round, or what a probe recorded."""
         file = self.folder / f"{name}.csv"
         try:
-            # The usual reading of a float may miss its last digit.
-            frame = pd.read_csv(file, dtype=dict.fromkeys(CELL, str), float_precision="round_trip")
+            frame = pd.read_csv(file, dtype=dict.fromkeys(CELL, str))
         except (OSError, ValueError) as error:
             raise BadInput(f"{file}: can't be read: {error}") from None
         costs = [cost for cost in COSTS if cost not in LATER]
