@@ -13,8 +13,10 @@ which must be equal. Without a defect all guards must pass, and every defect mus
 from __future__ import annotations
 
 import argparse
+import compileall
 import importlib
 import os
+import py_compile
 import shutil
 import signal
 import subprocess
@@ -23,16 +25,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCES = ("prism_bench", "baselines", "partitions", "tests", "pyproject.toml")
-HEAVY = ("torch.func", "torch.utils.flop_counter", "pandas", "pydantic", "sklearn.datasets", "rich", "typer", "pytest")
-"""What takes seconds to import, and is the same with a defect and without."""
-
 PATIENCE = 300
 """Seconds after which a guard that does not end counts as one that fails."""
 
@@ -104,6 +104,10 @@ class Copy:
             shutil.copytree(source, tree / name, ignore=skip) if source.is_dir() else shutil.copy(source, tree / name)
         for plugins in ("baselines", "partitions"):
             (tree / "prism_bench" / plugins).symlink_to(tree / plugins)
+        # Checked by content: a second is too long to tell a planted source from the one before it.
+        checked = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(tree, quiet=1, invalidation_mode=checked)
+        self.loaded = tree.with_name("loaded.txt")
         self.passed: set[Guard] = set()
         """Those that have passed without a defect."""
 
@@ -121,8 +125,6 @@ class Copy:
         In a fork, which has the heavy packages loaded, and none of the sources.
         """
         os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"})
-        for package in HEAVY:
-            importlib.import_module(package)
         child = os.fork()
         if child == 0:
             code = 3
@@ -131,6 +133,7 @@ class Copy:
                     for stream in (1, 2):
                         os.dup2(log.fileno(), stream)
                 code = self._ask(guards)
+                self.loaded.write_text("\n".join(name for name in sys.modules if not self._own(sys.modules[name])))
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -145,6 +148,11 @@ class Copy:
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
             time.sleep(0.02)
+
+    def _own(self, module: ModuleType) -> bool:
+        """Whether a module is of this suite, or of its tests."""
+        file = getattr(module, "__file__", None) or ""
+        return module.__name__.partition(".")[0] in ("prism_bench", "tests", "__main__") or str(self.tree) in file
 
     def _ask(self, guards: Sequence[Guard]) -> int:
         os.chdir(self.tree)
@@ -167,6 +175,9 @@ class Copy:
             if self.says(some):
                 raise SystemExit(f"A guard fails without a defect:\n{self.log.read_text()[-3000:]}")
             self.passed |= set(some)
+            for name in self.loaded.read_text().split():
+                with suppress(Exception):
+                    importlib.import_module(name)  # what is the same with a defect and without: the next forks have it
 
     def catches(self, guard: Guard, mutant: Mutant) -> bool:
         """Whether a guard fails with the defect."""
