@@ -212,8 +212,8 @@ def markdown(chosen: Sequence[Mutant], caught: dict[str, list[Guard]], command: 
     lines = [
         "# Planted defects and what catches each",
         "",
-        "Each of these was planted in a copy of the sources, alone, and the guards were run: the regression gate on the",
-        "named algorithm's runs of `ci`, and the named tests. The list is written by",
+        "Each of these was planted in a copy of the sources, alone, and its guards were run: the regression gate on",
+        "the named algorithm's runs of `ci`, and the named tests. The list is written by",
         "",
         f"    {command}",
         "",
