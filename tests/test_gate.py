@@ -331,6 +331,14 @@ def test_tolerances_of_times_that_somebody_set_stay(baseline, results, here):
     assert (again["overhead"], again["accuracy"]) == ("7", "3%")
 
 
+def test_times_can_be_left_out(baseline, results, here):
+    assert here("check", "base.csv", str(results), "--update", "--no-times")[0] == 0
+    assert not gate.timed(gate.read(baseline)).any()
+    code, printed, _ = here("check", "base.csv", str(results))
+    assert code == 0
+    assert "56 within tolerance" in printed
+
+
 def bench(**medians):
     return {"benchmarks": [{"name": name, "stats": {"median": median}} for name, median in medians.items()]}
 

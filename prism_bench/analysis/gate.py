@@ -240,10 +240,14 @@ def compare(baseline: pd.DataFrame, now: pd.DataFrame, exact: bool = True) -> pd
     return pd.concat([both.drop(columns=["identity_now", "made_with_now"]), added], ignore_index=True)
 
 
+def timed(numbers: pd.DataFrame) -> pd.Series[bool]:
+    """Which numbers are times, and differ from one run to the next."""
+    return numbers["metric"].map(kind_of).isin(["time", "share"])
+
+
 def fails(compared: pd.DataFrame) -> pd.Series[bool]:
     """Which numbers are not as recorded. A time may get better unrecorded, or not be recorded at all."""
-    timed = compared["metric"].map(kind_of).isin(["time", "share"])
-    return (compared["verdict"] != "within") & ~(timed & compared["verdict"].isin(["better", "new"]))
+    return (compared["verdict"] != "within") & ~(timed(compared) & compared["verdict"].isin(["better", "new"]))
 
 
 def renew(now: pd.DataFrame, old: pd.DataFrame | None) -> pd.DataFrame:
@@ -251,5 +255,4 @@ def renew(now: pd.DataFrame, old: pd.DataFrame | None) -> pd.DataFrame:
     if old is None:
         return now
     kept = now[KEY].join(old.set_index(KEY)["tolerance"], on=KEY)["tolerance"]
-    timed = now["metric"].map(kind_of).isin(["time", "share"])
-    return now.assign(tolerance=kept.where(timed).fillna(now["tolerance"]))
+    return now.assign(tolerance=kept.where(timed(now)).fillna(now["tolerance"]))

@@ -55,6 +55,9 @@ def check(
     ] = "2",
     loss: Annotated[str, typer.Option(help="With --update and no --rounding: of a loss.")] = "5%",
     time: Annotated[str, typer.Option(help="With --update: of a new ratio of times.")] = "100%",
+    times: Annotated[
+        bool, typer.Option("--times/--no-times", help="With --update: record ratios of times, or leave them out.")
+    ] = True,
 ) -> None:
     """Compare results with a recorded baseline: accuracies and losses per seed and round, costs, and time as ratios.
 
@@ -96,12 +99,13 @@ def check(
         raise BadInput(f"{baseline}: is of the experiment '{theirs}', and {results} of '{ours}'.")
     if update:
         check_writable(baseline.parent)
-        renewed = gate.renew(now, recorded)
+        renewed = gate.renew(now if times else now[~gate.timed(now)], recorded)
         write_csv(renewed, baseline)
         out_console.print(f"{baseline}: {len(renewed)} numbers of {results} recorded.", highlight=False, soft_wrap=True)
         return
     assert recorded is not None
     compared = gate.compare(recorded, now, exact=not tolerant)
+    compared = compared[(compared["verdict"] != "new") | gate.fails(compared)]  # times that nobody wants held
     failing = compared[gate.fails(compared)]
     if format == "text":
         _print(compared, failing, f"{results} against {baseline}")
