@@ -114,7 +114,7 @@ def _experiment(folder: Path) -> list[dict[str, Any]]:
         raise BadInput(f"{folder}: only {done} of {results.expected} runs are done; prism-bench run goes on with them.")
     rounds, name = results.rounds(), results.about["name"]
     environment = made_with(results.environments())
-    trained = [column for column in rounds if kind_of(column) in LEAST]
+    trained = [column for column in rounds if kind_of(str(column)) in LEAST]
     costs = [cost for cost in COSTS if cost in rounds]
     rows: list[dict[str, Any]] = []
     for run, records in rounds.groupby("run", sort=False):

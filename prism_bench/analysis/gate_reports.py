@@ -41,7 +41,7 @@ def as_junit(compared: pd.DataFrame, failing: pd.DataFrame, baseline: str, resul
     for labels, numbers in cells:
         *cell, metric = labels
         case = ElementTree.SubElement(suite, "testcase", classname=_cell(dict(zip(CELL, cell, strict=True))))
-        case.set("name", metric)
+        case.set("name", str(metric))
         wrong = numbers[numbers.index.isin(failing.index)].to_dict("records")
         if wrong:
             failed += 1
@@ -72,7 +72,7 @@ def _cell(labels: Mapping[str, Any]) -> str:
     return " ".join(str(labels[key]) for key in ("algorithm", "variant", "keep", "settings") if labels[key])
 
 
-def _says(row: Mapping[str, Any]) -> str:
+def _says(row: Mapping[Any, Any]) -> str:
     place = " ".join(f"{key} {row[key]}" for key in ("seed", "round") if row[key])
     # All digits: what moved may be the last one.
     numbers = " → ".join("none" if value != value else repr(float(value)) for value in (row["value"], row["now"]))
