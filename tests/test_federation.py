@@ -98,6 +98,23 @@ def test_a_client_keeps_its_capacity_unless_redrawn():
     assert mix.label == "0.4 (40.1%) + 0.2 (59.9%), redrawn", "two capacities never share a cell of the table"
 
 
+def test_rounds_have_cohorts_of_their_own():
+    run = Run.resolve(TREE | {"algorithm": "fedavg"})
+    data = run.data.settings.load()
+    one = Federation(run, data, split(run, data), Execution(device="cpu"))
+    cohorts = [frozenset(client.number for client in one.cohort(round)) for round in range(4)]
+    assert len(set(cohorts)) == 4
+    assert len(frozenset.union(*cohorts)) > 5
+
+
+def test_a_checkpoint_holds_what_clients_have_paid():
+    before, after = federation("prism"), federation("prism")
+    before.round(0)
+    after.restore(before.checkpoint())
+    assert sum(sizes.total() for sizes in before.charged.values()) > 0
+    assert after.charged == before.charged
+
+
 def test_a_round_records_all_three_accuracies_and_its_stages():
     record = federation("prism").round(0)
     assert {"round", "lr", "train_loss", "accuracy", "accuracy_full", "accuracy_trained", "test_loss"} <= set(record)

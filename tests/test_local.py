@@ -38,6 +38,12 @@ def test_steps_can_be_few():
     assert [len(batch) for batch in two.batches] == [4, 4]
 
 
+def test_each_round_has_an_order_of_its_own():
+    plan = lambda round, client: Schedule.plan(np.arange(16), Training(batch=16, epochs=1), 0, round, client)  # noqa: E731
+    orders = [plan(*place).batches[0].tolist() for place in ((0, 0), (1, 0), (0, 1))]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
 def stacked(one, count):
     return gather_stacked(one.algorithm.state, one.algorithm.layout, [{}] * count)
 
@@ -79,6 +85,19 @@ def test_clipping_is_each_clients_own():
                 assert step > 1e-3
             else:
                 assert step.item() == moved
+
+
+def test_decay_pulls_the_weights():
+    """One step of SGD: beside a step without decay, each weight is lr × λ of itself nearer to zero."""
+    one = federation("fedavg", sizes=(4,))
+    ends = []
+    for decay in (0.0, 0.5):
+        state = stacked(one, 1)
+        work = [Schedule.plan(one.population[0], Training(batch=4, epochs=1), 0, 0, 0)]
+        train(one.algorithm, state, work, one.data, Training(batch=4, epochs=1, decay=decay, momentum=0), lr=0.1)
+        ends.append(state)
+    for name, start in one.algorithm.state.items():
+        torch.testing.assert_close(ends[0][name][0] - ends[1][name][0], 0.1 * 0.5 * start, rtol=1e-4, atol=1e-6)
 
 
 def test_reported_loss_is_the_mean_over_steps():
@@ -150,7 +169,8 @@ def test_augmentation_is_the_same_however_clients_are_grouped():
 def test_evaluate_counts_every_sample_once():
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 0])
     inputs = labels.to(torch.uint8).view(-1, 1, 1, 1)
-    data = Dataset(Split(inputs, labels), Split(inputs, labels), 3, mean=0.0, std=1.0)
+    # Training samples of other labels, all of them wrong: they must not be looked at.
+    data = Dataset(Split(inputs, (labels + 1) % 3), Split(inputs, labels), 3, mean=0.0, std=1.0)
 
     def forward(state, x):
         guess = torch.where(x.flatten() < 2, x.flatten(), 0).long()

@@ -1,16 +1,21 @@
-"""The regression gate: numbers of today against recorded ones, each within its own stated tolerance.
+"""The regression gate: numbers of today against recorded ones.
 
-A baseline is a CSV, one row per number: which cell of which experiment, the metric, its value, the tolerance (in the
-metric's unit, or in %) and which way is better. Seconds differ between machines, so time is recorded as ratios within
-one run: a method's training time over full-model training's, the share of a round that is not training, a
-benchmark's time over that of a calibration loop.
+A baseline is a CSV, one row per number: which run, which round, the metric, its value, and what produced it. A run is
+deterministic, so where machine, torch, numpy and threads are the recorded ones, every accuracy and loss of every round
+and seed must be equal bit for bit. Elsewhere sums are rounded otherwise, and training amplifies that: there each number
+has a tolerance, in both directions, that follows from how far another rounding moved it (`rounding_of`). Costs are
+counted, and equal everywhere.
+
+Seconds differ from one minute to the next, so time is recorded per cell and as ratios within one run: a method's
+training time over full-model training's, the share of a round that is not training, a benchmark's time over that of a
+calibration loop. These alone may get better by any amount.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +26,85 @@ from prism_bench.base.errors import BadInput
 from prism_bench.base.settings import identity
 from prism_bench.harness.results import CELL, COSTS, Results
 
-KEY = ["experiment", *CELL, "metric"]
-COLUMNS = [*KEY, "value", "tolerance", "better", "identity"]
-TOLERANCES: Mapping[str, str] = {"accuracy": "2", "costs": "0.1%", "time": "100%", "share": "0.1"}
-"""By kind of number: points of accuracy, costs as counted, ratios of times, shares of a round's time."""
+KEY = ["experiment", *CELL, "seed", "round", "metric"]
+COLUMNS = [*KEY, "value", "tolerance", "better", "identity", "made_with"]
+TOLERANCES: Mapping[str, str] = {"accuracy": "2", "loss": "5%", "costs": "0", "time": "100%", "share": "0.1"}
+"""By kind of number, where no other rounding was measured: points of accuracy, % of a loss; costs are exact; ratios of
+times; shares of a round's time."""
+
+TELLING = ("platform", "device", "torch", "numpy", "threads")
+"""What of a run's environment decides how its sums are rounded."""
+
+MARGIN = 4
+"""How many times as far as another rounding moved a number it may move. A few roundings don't show the largest change
+there is; that of another machine has been within twice theirs."""
+
+LEAST = {"accuracy": 0.5, "loss": 1e-5}
+"""Of a tolerance: two or three of some hundred test samples; a loss as float32 sums keep it, relative."""
 
 BENCHMARKS = "pytest-benchmark"
 CALIBRATION = "test_calibration"
 
 
-def numbers_of(source: Path, tolerances: Mapping[str, str] = TOLERANCES) -> pd.DataFrame:
-    """The numbers of a results folder, or of a file that ``pytest --benchmark-json`` wrote, as baseline rows."""
+def kind_of(metric: str) -> str:
+    """Which kind of number a metric is: what its tolerance goes by."""
+    if metric in COSTS:
+        return "costs"
+    if metric.startswith("accuracy"):
+        return "accuracy"
+    if metric.endswith("_loss"):
+        return "loss"
+    return "share" if metric == "overhead" else "time"
+
+
+def numbers_of(source: Path, tolerances: Mapping[str, str] = TOLERANCES, rounding: Sequence[Path] = ()) -> pd.DataFrame:
+    """The numbers of a results folder, or of a file that ``pytest --benchmark-json`` wrote, as baseline rows.
+
+    ``rounding`` are folders of the same runs, made where sums are rounded otherwise.
+    """
     rows = _benchmarks(source) if source.suffix == ".json" else _experiment(source)
-    for row in rows:
-        kind = row.pop("kind")
-        row |= {"tolerance": tolerances[kind], "better": "higher" if kind == "accuracy" else "lower"}
-    return pd.DataFrame(rows, columns=COLUMNS)
+    numbers = pd.DataFrame(rows, columns=COLUMNS)
+    kinds = numbers["metric"].map(kind_of)
+    numbers["tolerance"] = kinds.map(dict(tolerances))
+    numbers["better"] = kinds.map(lambda kind: "higher" if kind == "accuracy" else "lower")
+    return rounding_of(numbers, [numbers_of(folder) for folder in rounding]) if rounding else numbers
+
+
+def rounding_of(numbers: pd.DataFrame, others: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The numbers with tolerances for accuracies and losses from the same runs under other roundings.
+
+    For each cell and metric, the largest change over seeds in that round or an earlier one, times `MARGIN`: what
+    rounding does grows from round to round, and a single number may by chance not have moved.
+    """
+    moved = numbers[["value"]].assign(change=0.0)
+    for other in others:
+        same = numbers[KEY].join(other.set_index(KEY)[["value", "identity"]], on=KEY)
+        if (same["identity"] != numbers["identity"]).any():
+            raise BadInput("--rounding: needs results of the same settings and seeds, with all of their numbers.")
+        moved["change"] = moved["change"].combine((same["value"] - numbers["value"]).abs(), max)
+    kinds = numbers["metric"].map(kind_of)
+    # A loss falls by orders of magnitude while it is trained: its changes are relative.
+    moved["change"] /= numbers["value"].abs().where(kinds == "loss", 1.0)
+    trained = kinds.isin(list(LEAST))
+    rounds = pd.to_numeric(numbers["round"]).fillna(0)
+    by = [*CELL, "metric"]
+    each = numbers[by].assign(round=rounds, change=moved["change"])[trained].groupby([*by, "round"])["change"].max()
+    largest = each.groupby(level=by).cummax()
+    places = pd.MultiIndex.from_frame(numbers[by].assign(round=rounds)[trained])
+    wide = (MARGIN * largest.reindex(places)).to_numpy()
+    texts = [
+        f"{max(change, LEAST[kind]):.2g}" if kind == "accuracy" else f"{100 * max(change, LEAST[kind]):.2g}%"
+        for change, kind in zip(wide, kinds[trained], strict=True)
+    ]
+    result = numbers.copy()
+    result.loc[trained, "tolerance"] = texts
+    return result
+
+
+def made_with(environments: Sequence[Mapping[str, Any]]) -> str:
+    """What decides the last digits, in words that can be compared."""
+    kinds = {", ".join(f"{key} {one.get(key)}" for key in TELLING) for one in environments}
+    return "; ".join(sorted(kinds))
 
 
 def _experiment(folder: Path) -> list[dict[str, Any]]:
@@ -44,16 +112,30 @@ def _experiment(folder: Path) -> list[dict[str, Any]]:
     if results.missing:
         done = results.expected - len(results.missing)
         raise BadInput(f"{folder}: only {done} of {results.expected} runs are done; prism-bench run goes on with them.")
-    runs = results.runs().assign(**_times(results.rounds()))
-    rows = []
+    rounds, name = results.rounds(), results.about["name"]
+    environment = made_with(results.environments())
+    trained = [column for column in rounds if kind_of(str(column)) in LEAST]
+    costs = [cost for cost in COSTS if cost in rounds]
+    rows: list[dict[str, Any]] = []
+    for run, records in rounds.groupby("run", sort=False):
+        labels = {cell: records[cell].iloc[0] for cell in CELL}
+        where = {"experiment": name, **labels, "seed": str(records["seed"].iloc[0])}
+        about = {"identity": run, "made_with": environment}
+        for record in records[["round", *trained]].to_dict("records"):
+            for metric in trained:
+                if pd.notna(record[metric]):
+                    number = {"round": str(record["round"]), "metric": metric, "value": float(record[metric])}
+                    rows.append(where | number | about)
+        for cost in costs:
+            value = float(records[cost].iloc[-1])
+            rows.append(where | {"round": "", "metric": cost, "value": value} | about)
+    runs = results.runs().assign(**_times(rounds))
     for labels, cell in runs.groupby(CELL, sort=False):
-        where = {"experiment": results.about["name"], **dict(zip(CELL, labels, strict=True))}
-        where["identity"] = identity({"runs": sorted(cell["run"])})
-        numbers = {"accuracy": "accuracy", **{cost: "costs" for cost in COSTS if cost in cell}}
-        numbers |= {"train_time": "time"} if cell["train_time"].notna().all() else {}
-        numbers["overhead"] = "share"
-        for metric, kind in numbers.items():
-            rows.append({**where, "metric": metric, "kind": kind, "value": float(cell[metric].mean())})
+        where = {"experiment": name, **dict(zip(CELL, labels, strict=True)), "seed": "", "round": ""}
+        about = {"identity": identity({"runs": sorted(cell["run"])}), "made_with": ""}
+        for metric in ("train_time", "overhead"):
+            if cell[metric].notna().all():
+                rows.append(where | {"metric": metric, "value": float(cell[metric].mean())} | about)
     return rows
 
 
@@ -86,25 +168,29 @@ def _benchmarks(file: Path) -> list[dict[str, Any]]:
     if CALIBRATION not in found:
         raise BadInput(f"{file}: has no benchmark called '{CALIBRATION}', which the others are measured by.")
     unit = found.pop(CALIBRATION)
-    empty = dict.fromkeys(CELL, "")
+    empty = dict.fromkeys([*KEY, "identity", "made_with"], "")
     return [
-        {"experiment": BENCHMARKS, **empty, "metric": name, "kind": "time", "value": median / unit, "identity": ""}
-        for name, median in found.items()
+        {**empty, "experiment": BENCHMARKS, "metric": name, "value": median / unit} for name, median in found.items()
     ]
 
 
 def read(file: Path) -> pd.DataFrame:
     """A recorded baseline."""
     try:
-        frame: pd.DataFrame = pd.read_csv(file, dtype={name: str if name != "value" else float for name in COLUMNS})
+        frame: pd.DataFrame = pd.read_csv(file, dtype=str)
+        if "value" in frame:
+            frame["value"] = frame["value"].map(float)  # not every pandas reads a float to its last digit
     except (OSError, ValueError) as error:
         raise BadInput(f"{file}: can't be read as a baseline: {error}") from None
     absent = [column for column in COLUMNS if column not in frame]
     if absent:
+        older = " (it may be of an older version, which recorded means over the seeds)" if "metric" in frame else ""
         raise BadInput(
-            f"{file}: is no baseline: column '{absent[0]}' is missing. prism-bench check --update writes one."
+            f"{file}: is no baseline{older}: column '{absent[0]}' is missing. Remove it, and prism-bench check {file} "
+            "RESULTS --update writes one."
         )
-    frame[[*KEY, "identity"]] = frame[[*KEY, "identity"]].fillna("")
+    texts = [*KEY, "identity", "made_with"]
+    frame[texts] = frame[texts].fillna("")
     if frame.empty or frame["experiment"].nunique() != 1 or frame.duplicated(KEY).any():
         raise BadInput(f"{file}: needs one row per number, all of one experiment.")
     for number, row in enumerate(frame.to_dict("records"), start=2):
@@ -126,28 +212,47 @@ def allowed(value: float, tolerance: str, where: str = "tolerance") -> float:
     return abs(value) * amount / 100 if share else amount
 
 
-def compare(baseline: pd.DataFrame, now: pd.DataFrame) -> pd.DataFrame:
-    """Every number of the baseline with today's, its change, what is allowed, and a verdict.
+def compare(baseline: pd.DataFrame, now: pd.DataFrame, exact: bool = True) -> pd.DataFrame:
+    """Every number of the baseline and of today, the change, what is allowed, and a verdict.
 
-    ``slipped`` is worse by more than the tolerance and ``better`` better by more; ``missing`` has no number today, and
-    ``other`` is from other settings than the recorded one: neither can be compared.
+    ``slipped`` is worse by more than is allowed and ``better`` better by more; ``rounding`` should be equal, and
+    differs by no more than it might elsewhere; ``new`` is not in the baseline, ``missing`` has no number today, and
+    ``other`` is from other settings than the recorded one. ``exact`` is false for tolerances also where numbers should
+    be equal.
     """
-    today = now.set_index(KEY)[["value", "identity"]].rename(columns={"value": "now", "identity": "identity_now"})
+    today = now.set_index(KEY)[["value", "identity", "made_with"]]
+    today.columns = pd.Index(["now", "identity_now", "made_with_now"])
     both = baseline.join(today, on=KEY)
     both["change"] = both["now"] - both["value"]
     both["allowed"] = [allowed(*pair) for pair in zip(both["value"], both["tolerance"], strict=True)]
+    tolerance = both["allowed"].copy()
+    both["exact"] = exact & (both["made_with"] != "") & (both["made_with"] == both["made_with_now"])
+    both.loc[both["exact"], "allowed"] = 0.0
     gain = both["change"].where(both["better"] == "higher", -both["change"])
     both["verdict"] = "within"
     both.loc[gain < -both["allowed"], "verdict"] = "slipped"
     both.loc[gain > both["allowed"], "verdict"] = "better"
+    both.loc[(both["change"].abs() > both["allowed"]) & (both["change"].abs() <= tolerance), "verdict"] = "rounding"
     both.loc[both["identity"] != both["identity_now"], "verdict"] = "other"
     both.loc[both["now"].isna(), "verdict"] = "missing"
-    return both.drop(columns="identity_now")
+    more = now[~pd.MultiIndex.from_frame(now[KEY]).isin(pd.MultiIndex.from_frame(baseline[KEY]))]
+    added = more.rename(columns={"value": "now"}).assign(verdict="new", exact=False)
+    return pd.concat([both.drop(columns=["identity_now", "made_with_now"]), added], ignore_index=True)
+
+
+def timed(numbers: pd.DataFrame) -> pd.Series[bool]:
+    """Which numbers are times, and differ from one run to the next."""
+    return numbers["metric"].map(kind_of).isin(["time", "share"])
+
+
+def fails(compared: pd.DataFrame) -> pd.Series[bool]:
+    """Which numbers are not as recorded. A time may get better unrecorded, or not be recorded at all."""
+    return (compared["verdict"] != "within") & ~(timed(compared) & compared["verdict"].isin(["better", "new"]))
 
 
 def renew(now: pd.DataFrame, old: pd.DataFrame | None) -> pd.DataFrame:
-    """A baseline of today's numbers; tolerances that somebody set in the old one stay."""
+    """A baseline of today's numbers. Tolerances of times that somebody set in the old one stay."""
     if old is None:
         return now
     kept = now[KEY].join(old.set_index(KEY)["tolerance"], on=KEY)["tolerance"]
-    return now.assign(tolerance=kept.fillna(now["tolerance"]))
+    return now.assign(tolerance=kept.where(timed(now)).fillna(now["tolerance"]))

@@ -346,6 +346,11 @@ def test_a_fault_ends_the_whole_job(backend, fault, tmp_path):
     assert job.left == []
     assert 0 not in codes, job.text()
     assert SAYS[fault] in job.text()
+    if fault == "raise":
+        # Where it happened, and where the job is reported: what one process could not print is not lost.
+        [kept] = (job.folder / "out" / "runs").glob("*/log.txt")
+        assert SAYS[fault] in kept.read_text("utf-8")
+        assert backend == "sp" or job.text().count(f"ValueError: {SAYS[fault]}") >= 2
     if fault == "kill":
         assert {"MPI": "signal 9", "GRPC": "is gone: the job can't go on"}[backend] in job.text()
     elif backend != "sp":

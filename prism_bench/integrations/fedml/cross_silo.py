@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -66,12 +65,7 @@ class Trainer(ClientTrainer):
         return self.message
 
     def train(self, train_data: Any, device: Any, args: Any) -> None:
-        try:
-            self.message = self.worker.train(self.message)
-        except Exception:
-            # The server ends the job with this text; a silo that only stopped would leave it guessing.
-            self.message = {"error": f"in silo {args.rank}:\n{traceback.format_exc()}"}
-            print(traceback.format_exc(), file=sys.stderr, flush=True)
+        self.message = self.worker.answer(self.message, f"silo {args.rank}")
 
 
 class PatientQueue(queue.Queue[Any]):

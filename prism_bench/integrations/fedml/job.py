@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import stat
 import sys
 import time
 import traceback
 import warnings
+from array import array
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 from prism_bench.base.errors import BadInput, BadPlugin
 from prism_bench.core.algorithm import Algorithm
@@ -152,12 +155,26 @@ def check_installed(config: Config) -> None:
             )
 
 
+def _wait_until_read(stream: TextIO, seconds: float = 10) -> None:
+    """Wait until whoever is at the other end of a pipe has read what was written to it; a file needs nobody."""
+    deadline = time.monotonic() + seconds
+    with suppress(ImportError, OSError, ValueError):  # where the system, or this stream, can't say
+        import fcntl
+        import termios
+
+        left = array("i", [1])
+        while stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode) and left[0] and time.monotonic() < deadline:
+            fcntl.ioctl(stream.fileno(), termios.FIONREAD, left)
+            time.sleep(0.01)
+
+
 def end(backend: Backend, problem: BaseException) -> int:
     """End the whole job with the error: the other processes would wait for this one for ever."""
     told = isinstance(problem, (BadInput, JobFailed))
     print(f"error: {problem}" if told else "".join(traceback.format_exception(problem)), file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        _wait_until_read(stream)
     code = 2 if isinstance(problem, BadInput) else 1
     if backend == "MPI":
         from mpi4py import MPI

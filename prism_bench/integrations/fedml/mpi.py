@@ -83,13 +83,13 @@ class Trainer(FedAVGTrainer):
 
     def __init__(self, args: Any, worker: Worker) -> None:
         super().__init__(None, None, None, None, 0, worker.trainer.device, args, None)
-        self.worker = worker
+        self.worker, self.rank = worker, args.rank
 
     def update_model(self, weights: Message) -> None:
         self.message = weights
 
     def train(self, round_idx: int | None = None) -> tuple[Message, int]:
-        return self.worker.train(self.message), len(self.message["jobs"])
+        return self.worker.answer(self.message, f"worker {self.rank}"), len(self.message["jobs"])
 
 
 class ClientManager(OneRun, FedAVGClientManager):

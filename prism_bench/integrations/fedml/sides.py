@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
@@ -203,6 +204,19 @@ class Worker:
 
     def __init__(self, trainer: LocalTrainer, execution: Execution | None = None) -> None:
         self.trainer, self.execution = trainer, execution
+
+    def answer(self, message: Message, name: str) -> Message:
+        """As `train`, for a process of its own: an error is an answer, too.
+
+        The server then tells all others, and every process ends by itself, so that nothing that was printed is lost.
+        One that ended the job at once would leave them guessing.
+        """
+        try:
+            return self.train(message)
+        except Exception:
+            text = traceback.format_exc()
+            print(text, file=sys.stderr, flush=True)
+            return {"error": f"in {name}:\n{text}"}
 
     def train(self, message: Message) -> Message:
         """The answer to a message: what was trained of each sub-model, its loss, and what the client keeps."""
