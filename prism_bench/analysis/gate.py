@@ -36,8 +36,8 @@ TELLING = ("platform", "device", "torch", "numpy", "threads")
 """What of a run's environment decides how its sums are rounded."""
 
 MARGIN = 4
-"""How many times as far as another rounding moved a number it may move. A few roundings don't show the largest change
-there is; that of another machine has been within twice theirs."""
+"""How many times as far as another rounding moved a number it may move: a few roundings don't show the largest change
+there is. It was chosen, not measured."""
 
 LEAST = {"accuracy": 0.5, "loss": 1e-5}
 """Of a tolerance: two or three of some hundred test samples; a loss as float32 sums keep it, relative."""
