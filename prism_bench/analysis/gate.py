@@ -32,7 +32,7 @@ TOLERANCES: Mapping[str, str] = {"accuracy": "2", "loss": "5%", "costs": "0", "t
 """By kind of number, where no other rounding was measured: points of accuracy, % of a loss; costs are exact; ratios of
 times; shares of a round's time."""
 
-TELLING = ("platform", "device", "torch", "numpy", "threads")
+TELLING = ("platform", "processor", "device", "torch", "numpy", "threads")
 """What of a run's environment decides how its sums are rounded."""
 
 MARGIN = 4

@@ -278,7 +278,7 @@ class RunFolder:
         known = self.environments() if round else []
         last = {key: value for key, value in known[-1].items() if key != "from_round"} if known else None
         if last is not None:
-            telling = ("torch", "numpy", "platform", "device", "threads")
+            telling = ("torch", "numpy", "platform", "processor", "device", "threads")
             changes = [
                 f"{key} {last.get(key)} → {environment[key]}" for key in telling if last.get(key) != environment[key]
             ]
@@ -318,11 +318,24 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        # The kind of processor decides which instructions add up, and so the last digits.
+        # The kind of processor decides which instructions add up, in which order, and so the last digits.
         "platform": f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "processor": _processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
     }
+
+
+@cache
+def _processor() -> str:
+    """Maker, family and model: libraries choose their code by them, also where the instructions are the same."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return platform.processor()
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    parts = [said[key] for key in ("vendor_id", "cpu family", "model") if key in said]
+    return " ".join(parts) or platform.processor()
 
 
 @cache
