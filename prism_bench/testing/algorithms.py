@@ -190,8 +190,8 @@ def check_costs(algorithm: Named, params: Given = None, model: Mapping[str, Any]
             # Another way to the same logits may run then, which keeps fewer activations.
             if name not in ("activation_bytes", "training_bytes"):
                 assert cost <= asdict(larger)[name], f"a larger keep ratio has fewer {name}: budgets can't choose one"
-    if one.trainer.algorithm.frozen():
-        assert each[0].transfer_bytes < full.transfer_bytes, "what is frozen is not sent up, and still nothing is saved"
+    if one.trainer.algorithm.unsent():
+        assert each[0].transfer_bytes < full.transfer_bytes, "some tensors are not sent up, and still nothing is saved"
     elif one.algorithm.cuts:
         assert each[0].parameters < full.parameters, "the smallest sub-model saves no parameters; else set cuts = False"
         assert each[0].macs < full.macs, "the smallest sub-model saves no work; else set cuts = False"
