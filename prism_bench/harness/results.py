@@ -217,7 +217,7 @@ class Results:
         if absent:
             raise BadInput(f"{file}: has no column '{absent[0]}'; prism-bench run writes such a file.")
         for column in ("seed", "round", "accuracy", "seconds"):
-            if column in frame and not pd.api.types.is_numeric_dtype(frame[column]):
+            if column in frame and len(frame) and not pd.api.types.is_numeric_dtype(frame[column]):
                 raise BadInput(f"{file}: column '{column}' holds a text where numbers belong.")
         mine = {run["labels"]["run"] for run in self.about["runs"]}
         return frame[frame["run"].isin(mine)] if mine else frame
