@@ -109,7 +109,7 @@ def _wrong(arguments: list[str]) -> str:
     """What is wrong with how the command takes these; nothing where it is well."""
     said, start = io.StringIO(), time.process_time()
     with (
-        mock.patch("prism_bench.harness.runner.one_by_one", return_value=()),
+        mock.patch("prism_bench.harness.runner.one_by_one", return_value=(nothing for nothing in ())),
         mock.patch.object(sys, "argv", ["prism-bench", *arguments]),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
