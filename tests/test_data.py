@@ -134,7 +134,7 @@ def asks_for(module, name, *arguments):
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "it holds a NoneType and no dictionary"),
         (b"\x80\x02}(" + b"]q\x01h\x01a" + b"u.", "SETITEMS finds other values than it needs"),
         (b"\x80\x02}U\x01a]q\x01h\x01as.", "is a list of lists"),
-        (b"\x80\x02" + b"]" * 5_000_000, "it has more than 4,000,000 instructions"),
+        (b"\x80\x02" + b"]" * 1_100_000, "it has more than 1,000,000 instructions"),
         (b"\x80\x02B\xff\xff\xff\x7f", "expected 2147483647 bytes in a bytes4, but only 0 remain"),
     ],
 )

@@ -18,7 +18,7 @@ import numpy as np
 LARGEST = 2**28
 """Bytes of a file; CIFAR-100's larger one has 155 million."""
 
-STEPS = 4_000_000
+STEPS = 1_000_000
 """Instructions of a file: each may cost more memory than its byte. CIFAR-100 has a few hundred thousand."""
 
 ENCODE = ("_codecs", "encode")

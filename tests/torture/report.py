@@ -20,7 +20,7 @@ import torch
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "reliability.md"
-COUNTS = {"kills": 70, "crashes": 150, "damage": 10, "hostile": 13, "settings": 10_000, "foreign": 64}
+COUNTS = {"kills": 76, "crashes": 150, "damage": 10, "hostile": 13, "settings": 10_000, "foreign": 64}
 """How much of each kind; what it counts is said in its file."""
 
 BEGIN, END = "<!-- torture: {kind} -->\n", "<!-- end -->\n"
