@@ -100,6 +100,7 @@ def testparse_overrides():
         ({"seeds": [1, -2]}, "seeds: a number of seeds"),
         ({"name": "../up"}, "name: must be letters"),
         ({"data": None}, "data: needs a name"),
+        ({"model": ["cnn", "smallcnn"]}, "Several to compare go below 'grid:'."),
         ({"grid": {"algorithm": ["prism"], "capacity.kep": [0.2]}}, "capacity.kep: there is no such setting"),
         ({"grid": {"algorithm": ["prism"], "training.lr.x": [0.2]}}, "training.lr"),
     ],

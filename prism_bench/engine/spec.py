@@ -59,8 +59,9 @@ class Plugin:
             settings = value.params if isinstance(value, Algorithm) else value
             return {"name": type(value), **settings.model_dump(exclude_unset=True)}
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), (str, type)):
+            several = " Several to compare go below 'grid:'." if isinstance(value, (list, tuple)) else ""
             raise BadInput(
-                f"{section}: needs a name, alone or as 'name:' with settings beside it (got {short(value)})."
+                f"{section}: needs a name, alone or as 'name:' with settings beside it (got {short(value)}).{several}"
             )
         return dict(value)
 
