@@ -416,6 +416,14 @@ def test_results_from_before_there_was_tuning(tmp_path):
     assert len(Results.open(tmp_path / "old").runs()) == 2
 
 
+def test_a_setting_of_other_methods_is_no_error():
+    """So that --set algorithm=... can tune any of them with the lists that an experiment has."""
+    lists = {"tune": {"training.lr": [0.1, 0.2], "algorithm.deploy": ["full", "trained"]}}
+    loaded = Experiment.load(TINY | lists, {"algorithm": ["origdrop"]})
+    assert list(loaded.tune) == ["training.lr"]
+    assert list(Experiment.load(TINY | lists, {"algorithm": ["origdrop", "prism"]}).tune) == list(lists["tune"])
+
+
 # Bad input --------------------------------------------------------------------------------------------------------
 
 

@@ -177,7 +177,7 @@ class Experiment:
         # Plugins and capacities have columns of their own.
         varied = [key for key in grid if key.partition(".")[0] not in LABELLED]
         varied = [one for key in varied for one in _differing(key, [run.as_dict() for run in runs.values()])]
-        choices.check_lists(tune, list(runs.values()))
+        tune = choices.check_lists(tune, list(runs.values()))
         if about.values is not None:
             paper.values(about.values)
         full_name = f"{name}-{size}" if size else name

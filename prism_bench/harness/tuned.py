@@ -6,6 +6,7 @@ reads it and gives each run what was chosen for its cell.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -88,8 +89,12 @@ def read_lists(given: Any) -> Lists:
     return lists
 
 
-def check_lists(lists: Lists, runs: Sequence[Run]) -> None:
-    """BadInput where a key is no setting of these runs, or a value is none that it can have."""
+def check_lists(lists: Lists, runs: Sequence[Run]) -> Lists:
+    """Those that these runs can be tuned in; BadInput where a key is no setting, or a value is none that it can have.
+
+    A setting that only other registered algorithms have is left out: so ``--set algorithm=...`` can tune any of them.
+    """
+    kept = {}
     methods = list({run.algorithm.label: run for run in runs}.values())
     for key, values in lists.items():
         section, _, name = key.partition(".")
@@ -97,11 +102,24 @@ def check_lists(lists: Lists, runs: Sequence[Run]) -> None:
         if section == "training" and name not in Training.model_fields:
             raise BadInput(f"tune.{key}: there is no such setting. {nearest(name, Training.model_fields)}")
         if section == "algorithm" and name not in known:
+            if name in _all_settings():
+                continue
             names = ", ".join(dict.fromkeys(run.algorithm.name for run in methods))
             raise BadInput(f"tune.{key}: none of {names} has this setting. {nearest(name, known)}")
+        kept[key] = values
         for run in methods:
             for value in values if applies(key, run) else ():
                 _checked(run, {key: value}, "tune.")
+    return kept
+
+
+def _all_settings() -> set[str]:
+    """The names of the settings of every registered algorithm that can be imported."""
+    names: set[str] = set()
+    for name in registry.find("algorithms"):
+        with contextlib.suppress(BadInput):
+            names |= fields_of(registry.load("algorithms", name, "algorithm")).model_fields.keys()
+    return names
 
 
 def applies(key: str, run: Run) -> bool:
