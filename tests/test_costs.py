@@ -175,6 +175,17 @@ def test_memory_is_of_what_is_trained_and_what_the_optimiser_keeps():
     assert one.round(0)["train_loss"] > 0
 
 
+def test_a_step_in_several_passes_keeps_the_activations_of_one():
+    """The CNN in passes of 4 samples: an eighth of the activations, and nothing else is less."""
+    model = {"name": "cnn"}
+    whole, passes = (federation("fedavg", model=model, sizes=(32,), batch=32, micro=micro) for micro in (None, 4))
+    one, few = whole.client_costs, passes.client_costs
+    assert few.activation_bytes == pytest.approx(one.activation_bytes / 8, rel=0.01)
+    assert few.training_bytes - few.activation_bytes == one.training_bytes - one.activation_bytes
+    assert (few.parameters, few.macs, few.transfer_bytes) == (one.parameters, one.macs, one.transfer_bytes)
+    assert passes.full_costs == few
+
+
 # The peak of a real local step ---------------------------------------------------------------------------------------
 
 

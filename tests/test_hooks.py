@@ -629,6 +629,13 @@ class MistypedTensor(Whole):
         return ["hidden.wieght"]
 
 
+class ForgetsTensor(Whole):
+    """A forward that leaves a tensor out."""
+
+    def forward(self, params, x):
+        return super().forward({**params, "hidden.weight": params["hidden.weight"].detach()}, x)
+
+
 class NoWeight(Whole):
     """A weight of nothing."""
 
@@ -837,6 +844,7 @@ MISTAKES = [
     (EmptyPlan, r"EmptyPlan: `select` must give one list of sub-models per client"),
     (EmptyClient, r"EmptyClient: `select` must give one list of sub-models per client"),
     (FreezesAll, r"freezesall: `frozen` names every tensor"),
+    (ForgetsTensor, r"the loss doesn't depend on 'hidden.weight': leave it out"),
     (MistypedTensor, r"mistypedtensor: `frozen` names 'hidden.wieght', .* Did you mean 'hidden.weight'\?"),
 ]
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prism_bench.base.errors import Diverged
+from prism_bench.base.errors import BadInput, Diverged
 from prism_bench.core.algorithm import ServerModel
 from prism_bench.core.submodel import gather_stacked
 from prism_bench.data.dataset import CROP_PADDING, Dataset, Split, flip_and_crop
 from prism_bench.engine.evaluate import evaluate
 from prism_bench.engine.local import Schedule, train
 from prism_bench.engine.sections import Training
-from prism_bench.testing import federation, tiny_data
+from prism_bench.testing import double, federation, tiny_data
 
 
 def test_each_epoch_goes_through_every_sample_once():
@@ -85,6 +85,37 @@ def test_clipping_is_each_clients_own():
                 assert step > 1e-3
             else:
                 assert step.item() == moved
+
+
+@pytest.mark.parametrize("norm", ["none", "group"])
+@pytest.mark.parametrize(
+    ("algorithm", "params"),
+    [
+        ("fedavg", {}),
+        ("prism", {}),
+        ("splitmix", {}),
+        ("fjord", {"widths": (0.2, 0.4)}),
+        ("fedprox", {}),
+        ("flanc", {}),
+    ],
+)
+def test_a_step_in_several_passes_is_the_same_step(algorithm, params, norm):
+    """Batches of 8 and 5 in passes of 3, alone and stacked: gradients of 3, 3 and 2 samples add up to those of 8."""
+    ends = []
+    for micro, at_once in ((None, 1), (3, 1), (3, 8)):
+        model = {"name": "smallcnn", "width": 4, "norm": norm}
+        one = federation(algorithm, params, model, sizes=(13, 13), batch=8, micro=micro, clip=0.5, at_once=at_once)
+        records = list(double(one).rounds())
+        ends.append((one.algorithm.state, [record["train_loss"] for record in records]))
+    for state, losses in ends[1:]:
+        torch.testing.assert_close(state, ends[0][0], rtol=1e-9, atol=1e-11)
+        assert losses == pytest.approx(ends[0][1], rel=1e-6)
+
+
+def test_passes_are_of_samples_that_do_not_depend_on_each_other():
+    with pytest.raises(BadInput, match=r"training\.micro: 2 of 4 samples in a pass change what BatchNorm does"):
+        federation("fedavg", model={"name": "smallcnn", "width": 4, "norm": "batch"}, batch=4, micro=2)
+    federation("fedavg", model={"name": "smallcnn", "width": 4, "norm": "batch"}, batch=4, micro=4)
 
 
 def test_decay_pulls_the_weights():

@@ -166,6 +166,11 @@ class Network(nn.Module):
         return any(isinstance(module, Noisy) for module in self.modules())
 
     @property
+    def statistical(self) -> bool:
+        """Whether a sample's result in training depends on the others of its batch."""
+        return any(isinstance(module, Statistical) for module in self.modules())
+
+    @property
     def static(self) -> bool:
         """Whether evaluating it takes statistics that were fitted to training samples."""
         return any(isinstance(module, Statistical) and module.static for module in self.modules())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prism_bench.base.errors import BadPlugin
 from prism_bench.core.axes import State
 
 
@@ -33,6 +34,16 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean over each sub-model's samples: of logits (clients, samples, classes), one number per client."""
     each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     return each.view_as(labels).mean(1)
+
+
+def all_used(gradients: Mapping[str, Tensor | None]) -> State:
+    """The gradients; BadPlugin where the loss doesn't depend on a tensor that is trained."""
+    used: State = {}
+    for name, gradient in gradients.items():
+        if gradient is None:
+            raise BadPlugin(f"the loss doesn't depend on '{name}': leave it out, or name it in `frozen`.")
+        used[name] = gradient
+    return used
 
 
 class Optimiser(Protocol):

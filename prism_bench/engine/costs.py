@@ -23,7 +23,7 @@ from prism_bench.core.algorithm import Algorithm, Client, Forward, selected, vie
 from prism_bench.core.axes import Layout, Selection, State, sizes_of
 from prism_bench.core.capacity import Budget
 from prism_bench.core.network import Network, dense_forward
-from prism_bench.core.objective import SGD, Optimiser, Step
+from prism_bench.core.objective import SGD, Optimiser, Step, all_used
 from prism_bench.data.dataset import Signature
 
 NUMBER = torch.float32
@@ -75,7 +75,9 @@ def count(
             labels = torch.empty(batch, dtype=torch.int64, device="meta")
             losses = [_loss(forward(part, x), labels, part, own_loss) for part in view(params)]
             loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        torch.autograd.grad(loss, list(trained.values()))  # what is computed again is kept for a while, too
+        # What is computed again on the way back is kept for a while, too.
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        all_used(dict(zip(trained, found, strict=True)))
     # Optimisers see tensors with the client as leading dimension.
     slots = (optimiser or SGD(0.0)).slots({name: tensor.detach()[None] for name, tensor in trained.items()})
     held, gradients = _bytes(params.values()), _bytes(trained.values())

@@ -57,7 +57,7 @@ class Federation:
         self.algorithm: Algorithm = clients_side(run, data)
         dense = run.model.settings.initial(self.algorithm.network, stream(run.seed, "weights"))
         self._start(dense)
-        self.about = (data.signature, run.training.batch, run.training.momentum)
+        self.about = (data.signature, run.training.passed, run.training.momentum)
         self.full_costs = costs.of_full_model(self.algorithm.network, *self.about)
         self.keeps = run.capacity.keep
         if run.capacity.budget:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from prism_bench.base.errors import BadPlugin, nearest
+from prism_bench.base.errors import BadInput, BadPlugin, nearest
 from prism_bench.core.algorithm import Algorithm, Forward, viewed
 from prism_bench.core.axes import Layout, Selection, State
-from prism_bench.core.network import noise_from
-from prism_bench.core.objective import Step, cross_entropy
+from prism_bench.core.network import Network, noise_from
+from prism_bench.core.objective import Step, all_used, cross_entropy
 from prism_bench.core.seeds import stream
 from prism_bench.data.dataset import Dataset, channels_last, draw_augmentation, flip_and_crop
 from prism_bench.data.population import Population
@@ -67,6 +67,7 @@ def clients_side(run: Run, data: Dataset) -> Algorithm:
     """The run's method with its network: all that a client needs, and nothing of the server's."""
     algorithm: Algorithm = run.algorithm.kind(run.algorithm.settings)
     algorithm.build(run.model.settings.build(data.signature), run.seed)
+    check_passes(run.training, algorithm.network)
     frozen, known = set(algorithm.frozen()), algorithm.layout.dims
     for hook, names in (("frozen", frozen), ("unsent", set(algorithm.unsent()))):
         for name in sorted(names - known.keys()):
@@ -76,6 +77,15 @@ def clients_side(run: Run, data: Dataset) -> Algorithm:
     if frozen == known.keys():
         raise BadPlugin(f"{run.algorithm.name}: `frozen` names every tensor, and nothing is left to train.")
     return algorithm
+
+
+def check_passes(training: Training, network: Network) -> None:
+    """BadInput where a step in several passes would be another step than in one."""
+    if training.passed < training.batch and network.statistical:
+        raise BadInput(
+            f"training.micro: {training.micro} of {training.batch} samples in a pass change what BatchNorm does; "
+            "use model.norm: group or none, or leave it out."
+        )
 
 
 class LocalTrainer:
@@ -152,7 +162,7 @@ class LocalTrainer:
         key = tuple(shapes.values())
         if key not in self._forwards:
             training, algorithm = self.run.training, self.algorithm
-            best = costs.running(algorithm, shapes, self.data.signature, training.batch, training.momentum)
+            best = costs.running(algorithm, shapes, self.data.signature, training.passed, training.momentum)
             forward = stacked(compute(best, training.precision))
             fixed = not overrides(algorithm, "views") and not algorithm.network.draws  # the same at each step
             self._forwards[key] = torch.compile(forward) if self.compile and fixed else forward
@@ -337,11 +347,17 @@ class Mover:
         """Move the tensors that are trained, ``held``, of all that the clients have, ``state``; returns the losses."""
         whole = {name: tensor.detach() for name, tensor in state.items()}
         trained = {name: whole[name].requires_grad_() for name in held}
-        parts = [self._part(whole, part) for part in view]
-        logits = [self._logits(part, x, noise) for part in parts]
-        loss = self._loss(logits, y, parts[0], self._part(start, view[0]), present)
-        # Sub-models share no tensor, so the gradient of the sum is each one's own.
-        gradients = dict(zip(trained, torch.autograd.grad(loss.sum(), list(trained.values())), strict=True))
+        total = torch.zeros(len(x), device=x.device)
+        for xs, ys in zip(*(torch.split(one, self.training.passed, 1) for one in (x, y)), strict=True):
+            parts = [self._part(whole, part) for part in view]
+            logits = [self._logits(part, xs, noise) for part in parts]
+            loss = self._loss(logits, ys, parts[0], self._part(start, view[0]), present)
+            if xs.shape[1] < x.shape[1]:
+                loss = loss * (xs.shape[1] / x.shape[1])
+            # Sub-models share no tensor, so the gradient of the sum is each one's own. Those of passes add up in place.
+            torch.autograd.backward(loss.sum(), inputs=list(trained.values()))
+            total += loss.detach()
+        gradients = all_used({name: tensor.grad for name, tensor in trained.items()})
         with torch.no_grad():
             if self.training.clip is not None:
                 _clip(gradients, self.training.clip)
@@ -352,7 +368,7 @@ class Mover:
                     if view[0]:
                         gradient[self._where(name, view[0])] = of_first[name]
             self.optimiser.step(held, gradients, slots, self.lr)
-        return loss.detach()
+        return total
 
     def _part(self, state: State, part: Selection) -> State:
         return {name: tensor[self._where(name, part)] for name, tensor in state.items()} if part else state

@@ -13,11 +13,18 @@ from prism_bench.base.settings import Settings
 class Training(Settings):
     """Local training and the rounds around it."""
 
+    later = frozenset({"micro"})
+
     rounds: PositiveInt = Field(100, description="communication rounds")
     active: PositiveInt = Field(20, description="clients drawn each round")
     epochs: int = Field(2, ge=0, description="local epochs at each participation")
     steps: PositiveInt | None = Field(None, description="at most so many local steps; none: the whole epochs")
     batch: PositiveInt = Field(32, description="samples in a local step")
+    micro: PositiveInt | None = Field(
+        None,
+        description="samples in a pass: a step adds up the gradients of its passes, which is the same step in less "
+        "activation memory; for networks without BatchNorm",
+    )
     lr: float = Field(0.1, gt=0, le=1e30, description="learning rate at the start")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="of the learning rate over the rounds")
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD; its state is fresh at each participation")
@@ -35,6 +42,11 @@ class Training(Settings):
     precision: Literal["float32", "tf32", "bfloat16"] = Field(
         "float32", description="of products, in training and in evaluation; tf32 is for GPUs that have it"
     )
+
+    @property
+    def passed(self) -> int:
+        """The most samples that are passed through the network at once."""
+        return min(self.batch, self.micro or self.batch)
 
 
 class Evaluation(Settings):

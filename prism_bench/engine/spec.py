@@ -141,11 +141,16 @@ class Run:
         return run
 
     def as_dict(self) -> dict[str, Any]:
+        """What its record and its identity have."""
         return {
             "seed": self.seed,
             **{section: getattr(self, section).as_dict() for section in PLUGINS},
-            **{section: getattr(self, section).model_dump(mode="json") for section in SECTIONS},
+            **{section: getattr(self, section).recorded() for section in SECTIONS},
         }
+
+    def every_setting(self) -> dict[str, Any]:
+        """The same, with later settings at their defaults too."""
+        return self.as_dict() | {section: getattr(self, section).model_dump(mode="json") for section in SECTIONS}
 
     @property
     def identity(self) -> str:

@@ -176,7 +176,7 @@ class Experiment:
                 runs.setdefault(run.identity, run)
         # Plugins and capacities have columns of their own.
         varied = [key for key in grid if key.partition(".")[0] not in LABELLED]
-        varied = [one for key in varied for one in _differing(key, [run.as_dict() for run in runs.values()])]
+        varied = [one for key in varied for one in _differing(key, [run.every_setting() for run in runs.values()])]
         tune = choices.check_lists(tune, list(runs.values()))
         if about.values is not None:
             paper.values(about.values)
@@ -249,7 +249,7 @@ class Experiment:
 
     def _settings(self, run: Run) -> list[str]:
         """The values of what the grid varies, other than plugins and capacities."""
-        tree = run.as_dict()
+        tree = run.every_setting()
         return [f"{key}={get(tree, key)}" for key in self.varied]
 
     def _short(self, section: str, run: Run) -> str:

@@ -25,6 +25,7 @@ from prism_bench.engine import regime
 from prism_bench.engine.executors import MakeExecutor
 from prism_bench.engine.federation import Federation
 from prism_bench.engine.hardware import choose_device
+from prism_bench.engine.local import check_passes
 from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import PLUGINS, Run, check_class, recording
 from prism_bench.harness import paper
@@ -216,6 +217,7 @@ def check_runs(runs: Sequence[Run], shelf: Shelf) -> None:
             run.model.settings.initial(network, stream(run.seed, "weights"))
         keeps = () if run.capacity.budget else run.capacity.keep
         run.algorithm.kind.check(run.algorithm.settings, network, keeps)
+        check_passes(run.training, network)
         if run.capacity.budget and run.seed == runs[0].seed:
             # Building the run finds its largest sub-model, or says that none fits.
             Federation(run, data, population, Execution(device="cpu"))

@@ -169,7 +169,7 @@ class Choice(Settings):
             return False
         if validate(Capacity, self.capacity, "capacity").model_dump() != run.capacity.model_dump():
             return False
-        tree = run.as_dict()
+        tree = run.every_setting()
         wanted = dict(self.settings)
         for section in WHERE:
             name, given = _parts(getattr(self, section) or tree[section]["name"])
@@ -277,7 +277,7 @@ def describe(run: Run, among: Sequence[Run], varied: Iterable[str]) -> dict[str,
                 if any(key not in other.as_dict() or other.as_dict()[key] != value for other in others)
             }
             about[section] = {"name": own.name, **differ} if differ else own.name
-    known = dict(flat(run.as_dict()))
+    known = dict(flat(run.every_setting()))
     settings = {key: known[key] for key in varied}
     return about | ({"settings": settings} if settings else {})
 
