@@ -35,9 +35,9 @@ class DepthFL(Algorithm):
 
     The server deploys the mean of the logits of all classifiers that are trained.
 
-    Each block of the network is one that can be cut (the paper cuts a ResNet into four), and its classifier is linear
-    on the pooled features (the paper's has a convolution before it). The paper's slow start of the distillation, and
-    FedDyn, are left out.
+    Each block of the network is one that can be cut (the paper cuts a ResNet into four). Its classifier is linear, and
+    sees its map at the size that the network's own sees of the last (the paper's has convolutions before it). The
+    paper's slow start of the distillation, and FedDyn, are left out.
     """
 
     class Params(Settings):

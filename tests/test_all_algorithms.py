@@ -128,3 +128,12 @@ def test_a_plugin_that_can_not_be_loaded_or_needs_a_setting_is_left_out(monkeypa
     said = [str(one.message) for one in told]
     assert any(text.startswith("broken is left out: algorithm.name: 'broken' can't be loaded") for text in said)
     assert any(text.startswith("needy is left out: algorithm.told: ") for text in said)
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_every_method_learns(algorithm):
+    """In half of the quickstart: one that moves its weights, and is far from what the others reach, is seen here."""
+    half = {"training.rounds": 15, "evaluation.every": 15}
+    overrides = {"algorithm": algorithm, "capacity.keep": 0.4, "seeds": 1, **half}
+    [last] = prism_bench.run("quickstart", overrides=overrides)["accuracy"].dropna()
+    assert last > 70

@@ -14,6 +14,7 @@ from prism_bench.base.errors import BadInput
 from prism_bench.core.algorithm import Client
 from prism_bench.core.objective import Step
 from prism_bench.core.submodel import gather
+from prism_bench.data.dataset import Signature
 from prism_bench.engine import costs
 from prism_bench.testing import double, federation
 
@@ -146,7 +147,7 @@ def test_depthfl_at_full_depth_without_distillation_is_fedavg_with_exits():
         x, y = data.prepare(data.train.inputs[batch]), data.train.labels[batch]
         first = F.relu(F.max_pool2d(F.conv2d(x, state["convs.0.weight"], state["convs.0.bias"], padding=2), 2))
         second = F.relu(F.max_pool2d(F.conv2d(first, state["convs.1.weight"], state["convs.1.bias"], padding=1), 2))
-        exit = F.linear(first.mean((2, 3)), state["exits.0.weight"], state["exits.0.bias"])
+        exit = F.linear(F.avg_pool2d(first, 2).flatten(1), state["exits.0.weight"], state["exits.0.bias"])
         last = F.linear(second.flatten(1), state["classifier.weight"], state["classifier.bias"])
         loss = F.cross_entropy(exit, y) + F.cross_entropy(last, y)
         gradients = torch.autograd.grad(loss, list(state.values()))
@@ -179,12 +180,25 @@ def test_exits_are_paid_for():
     """One block of the network with its exit: its own numbers, down and up, and not those of the rest."""
     run = federation("depthfl", model=CNN, keep=0.5)
     paid, full = run.client_costs, run.full_costs
-    assert paid.parameters == 10 * 25 + 10 + 10 * 4 + 4
+    exit = 10 * 2 * 2 * 4
+    assert paid.parameters == 10 * 25 + 10 + exit + 4
     assert paid.transfer_bytes == 2 * 4 * paid.parameters
-    assert paid.macs == 10 * 25 * 64 + 10 * 4
+    assert paid.macs == 10 * 25 * 64 + exit
     whole = costs.of_client(run.algorithm, 1.0, *run.about)
-    assert whole.parameters == full.parameters + 10 * 4 + 4
-    assert whole.macs == full.macs + 10 * 4
+    assert whole.parameters == full.parameters + exit + 4
+    assert whole.macs == full.macs + exit
+
+
+@pytest.mark.parametrize(("side", "positions"), [(8, 2 * 2), (11, 2 * 2), (28, 7 * 7)])
+def test_an_exit_sees_as_many_positions_as_the_networks_own_classifier(side, positions):
+    """Of a map of 4×4, of 5×5 and of 14×14: where something is in an image tells as much to either."""
+    network = registry.load("models", "cnn", "model.name")(width=10).build(Signature((1, side, side), 4)).with_exits()
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.named_parameters()}
+    assert shapes["exits.0.weight"] == shapes["classifier.weight"] == (4, 10 * positions)
+    x = torch.arange(25.0).view(1, 1, 5, 5) if side == 11 else torch.zeros(1, 1, side // 2, side // 2)
+    assert network.pooled(x).shape == (1, positions)
+    if side == 11:
+        assert network.pooled(x).tolist() == [[3.0, 5.0, 13.0, 15.0]], "what pooling leaves over at the end is left out"
 
 
 @pytest.mark.parametrize("name", ["depthfl", "scalefl"])
@@ -205,7 +219,7 @@ def test_scalefl_cuts_width_and_depth():
     assert shapes == {
         "convs.0.weight": (5, 1, 5, 5),
         "convs.0.bias": (5,),
-        "exits.0.weight": (4, 5),
+        "exits.0.weight": (4, 5 * 2 * 2),
         "exits.0.bias": (4,),
     }
     after = merged(one, [(0.25, filled(2.0)), (1.0, filled(4.0))])["convs.0.bias"]

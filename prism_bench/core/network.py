@@ -251,7 +251,7 @@ class BlockNetwork(Network):
         raise NotImplementedError
 
     def pooled(self, x: Tensor) -> Tensor:
-        """The features (samples, features) that a classifier sees of a block's output."""
+        """What a classifier sees of a block's output: as much as the network's own sees of the last block's."""
         raise NotImplementedError
 
     def classify(self, x: Tensor) -> Tensor:

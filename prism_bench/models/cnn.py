@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -38,9 +39,8 @@ class ConvNet(BlockNetwork):
             features = outputs
             if pooled:
                 height, width = height // 2, width // 2
-        flattened = Dim(features, expand=height * width)
-        self.classes, self.depth = Axis("classes", data.classes, "fixed"), len(widths)
-        self.classifier = Linear(flattened, self.classes)
+        self.classes, self.depth, self.positions = Axis("classes", data.classes, "fixed"), len(widths), (height, width)
+        self.classifier = self.reads(features)
         # The first convolution has too few inputs to gain from factors, and the published code leaves it whole.
         self.paper_layers = tuple(f"convs.{number}" for number in range(1, len(widths)))
 
@@ -50,8 +50,14 @@ class ConvNet(BlockNetwork):
         x = F.max_pool2d(x, 2) if self.pool[number] else x
         return F.relu(x if number < self.depth - 1 else x.flatten(1))
 
+    def reads(self, features: Axis) -> Linear:
+        """A classifier of a map of these features, with as many positions as there are behind the last block."""
+        return Linear(Dim(features, expand=math.prod(self.positions)), self.classes)
+
     def pooled(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
+        """Where a feature is decides as much as how strong it is: a mean over the whole map would not tell."""
+        height, width = self.positions
+        return F.avg_pool2d(x, (x.shape[2] // height, x.shape[3] // width)).flatten(1)
 
     def classify(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(x)
@@ -63,7 +69,7 @@ class ConvNet(BlockNetwork):
     def exit(self, number: int) -> nn.Module:
         conv = self.convs[number]
         assert isinstance(conv, Conv2d)
-        return Linear(conv.outputs, self.classes)
+        return self.reads(conv.outputs.axis)
 
 
 class FemnistCNN(Model):
