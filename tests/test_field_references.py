@@ -299,6 +299,78 @@ def test_fiarse_gives_the_mask_its_own_gradient():
     close(first(one.algorithm.state, 2), mean(each))
 
 
+def part(params, kept):
+    """The sub-model of some hidden features."""
+    return {
+        "hidden.weight": params["hidden.weight"][kept],
+        "hidden.bias": params["hidden.bias"][kept],
+        "classifier.weight": params["classifier.weight"][:, kept],
+        "classifier.bias": params["classifier.bias"],
+    }
+
+
+def trained_and_merged(one, round, kept):
+    """What a round's two clients make of the server's tensors, who hold these hidden features in that order."""
+    server, held = copied(one), torch.zeros(4)
+    sums = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
+    for client, features in zip(one.cohort(round), kept, strict=True):
+        x, y = samples(one, client.number)
+        params = part(server, features)
+        after = moved(params, gradients(params, lambda now, x=x, y=y: F.cross_entropy(logits_of(now, x), y)))
+        held[features] += 1
+        sums["hidden.weight"][features] += after["hidden.weight"]
+        sums["hidden.bias"][features] += after["hidden.bias"]
+        sums["classifier.weight"][:, features] += after["classifier.weight"]
+        sums["classifier.bias"] += after["classifier.bias"] / 2
+    somebody, counts = held > 0, held.clamp(min=1)
+    return {
+        "hidden.weight": torch.where(
+            somebody[:, None], sums["hidden.weight"] / counts[:, None], server["hidden.weight"]
+        ),
+        "hidden.bias": torch.where(somebody, sums["hidden.bias"] / counts, server["hidden.bias"]),
+        "classifier.weight": torch.where(somebody, sums["classifier.weight"] / counts, server["classifier.weight"]),
+        "classifier.bias": sums["classifier.bias"],
+    }
+
+
+MIX = {"keep": (0.25, 0.75)}
+"""Of two clients, one with a feature and one with three out of four."""
+
+
+def test_fedrolex_trains_each_feature_in_its_turn():
+    """Round 3: windows that begin at the last of four features, and go on at the first."""
+    one = started("fedrolex", **MIX)
+    window = {0.25: [3], 0.75: [0, 1, 3]}
+    kept = [window[client.keep] for client in one.cohort(3)]
+    expected = trained_and_merged(one, 3, kept)
+    before = copied(one)
+    one.round(3)
+    close(one.algorithm.state, expected)
+    assert torch.equal(one.algorithm.state["hidden.weight"][2], before["hidden.weight"][2]), "nobody held it"
+
+
+def test_feddropout_means_each_feature_over_those_that_drew_it():
+    one = started("feddropout", **MIX)
+    plan = one.algorithm.select(0, one.cohort(0))
+    kept = [selection["hidden"].tolist() for [selection] in plan]
+    assert sorted(map(len, kept)) == [1, 3]
+    expected = trained_and_merged(one, 0, kept)
+    one.round(0)
+    close(one.algorithm.state, expected)
+
+
+def test_anycost_trains_the_largest_features_as_they_are_by_then():
+    """Norms 1, 3, 2 and 4, then 1, 3, 5 and 4."""
+    one = started("anycost", **MIX)
+    for norms, largest in (((1, 3, 2, 4), {0.25: [3], 0.75: [1, 2, 3]}), ((1, 3, 5, 4), {0.25: [2], 0.75: [1, 2, 3]})):
+        weight = one.algorithm.state["hidden.weight"]
+        weight.mul_((torch.tensor(norms) / weight.norm(dim=1))[:, None])
+        kept = [largest[client.keep] for client in one.cohort(0)]
+        expected = trained_and_merged(one, 0, kept)
+        one.round(0)
+        close(one.algorithm.state, expected)
+
+
 # Where one is another -------------------------------------------------------------------------------------------------
 
 
@@ -324,8 +396,9 @@ def test_scaffold_from_zero_controls_is_fedavg():
     same(federation("scaffold", model=CNN, **one_step), federation("fedavg", model=CNN, **one_step), rounds=1)
 
 
-def test_fiarse_of_whole_models_is_fedavg():
-    same(federation("fiarse", model=CNN, keep=1.0), federation("fedavg", model=CNN))
+@pytest.mark.parametrize("method", ["origdrop", "feddropout", "fedrolex", "anycost", "fiarse", "exclusive", "small"])
+def test_of_whole_models_it_is_fedavg(method):
+    same(federation(method, model=CNN, keep=1.0), federation("fedavg", model=CNN))
 
 
 @pytest.mark.parametrize("addition", ["scaling", "static", "masked"])
