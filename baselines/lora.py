@@ -13,7 +13,6 @@ from fnmatch import fnmatch
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
@@ -24,7 +23,6 @@ from prism_bench.plugin import (
     BadInput,
     Client,
     Dim,
-    Dims,
     Layout,
     Network,
     OrthogonalSpace,
@@ -43,16 +41,16 @@ from prism_bench.plugin import (
 class LoRA(Algorithm):
     """Of each chosen layer's update UV the first ⌈ρR⌉ kernels are trained, and the classifier; all else is frozen.
 
-    Clients keep nothing from round to round, so the frozen tensors are sent down with every participation, and counted;
-    only what is trained is sent up. A layer runs with the one weight W + UV. Each entry of a factor is the mean over
-    those that had it; HetLoRA pads with zeros, weighs clients by their updates and lets them give up rank.
+    Clients keep nothing from round to round, so the frozen tensors are sent down with every participation, and counted.
+    A layer runs with the one weight W + UV. Each entry of a factor is the mean over those that had it; FSLoRA's is over
+    all clients, and HetLoRA's too, padded with zeros. It also weighs clients, and lets them give up rank.
     """
 
     class Params(Settings):
         factorise: str | tuple[str, ...] = Field("paper", description="'paper', 'all', or patterns of layer names")
         rank: NonNegativeInt = Field(8, description="R, the rank of an update at keep ratio 1; 0: no updates")
         kernels: Literal["first", "random"] = Field(
-            "first", description="the kernels of a client: the first (HetLoRA), or drawn anew each time (FSLoRA)"
+            "first", description="a client's kernels: the first k (HetLoRA), or k drawn anew and times R/k (FSLoRA)"
         )
         whole: tuple[str, ...] = Field(("classifier.*",), description="patterns of tensors that are trained whole")
 
@@ -72,25 +70,23 @@ class LoRA(Algorithm):
     def build(self, network: Network, seed: int) -> None:
         super().build(network, seed)
         self.space = OrthogonalSpace(network, self.params.factorise)
-        plain = dict(self.layout.dims)
-        factors: dict[str, Dims] = {}
-        for path in self.space.paths if self.params.rank else ():
-            rank = self.space.rank(path)
-            update = Dim(Axis(rank.name, min(rank.size, self.params.rank), "rank"))
+        self.paths = self.space.paths if self.params.rank else ()
+        dims = dict(self.layout.dims)
+        self._frozen = {name for name in dims if not any(fnmatch(name, each) for each in self.params.whole)}
+        for path in self.paths:
+            update = Dim(Axis(f"{path}.rank", min(self.space.rank(path).size, self.params.rank), "rank"))
             (outputs, _), (_, *inputs) = self.space.layout.dims[f"{path}.u"], self.space.layout.dims[f"{path}.v"]
-            factors |= {f"{path}.u": (outputs, update), f"{path}.v": (update, *inputs)}
-        self.layout = Layout(plain | factors)
-        self._frozen = {name for name in plain if not any(fnmatch(name, each) for each in self.params.whole)}
+            dims |= {f"{path}.u": (outputs, update), f"{path}.v": (update, *inputs)}
+        self.layout = Layout(dims)
 
     def start(self, dense: State) -> None:
         """U is zero and V is drawn, so that updates begin as nothing."""
         self.state, rng = dict(dense), self.random(0)
-        for path in self.space.paths if self.params.rank else ():
-            layer, rank = self.space.layer(path), self.layout.axes[self.space.rank(path).name].size
-            shape = (rank, layer.inputs.size, *layer.kernel)
-            self.state[f"{path}.u"] = torch.zeros(layer.outputs.size, rank, device=self.device)
-            v = torch.from_numpy(rng.normal(0, math.prod(shape[1:]) ** -0.5, shape).astype(np.float32))
-            self.state[f"{path}.v"] = v.to(self.device)
+        for path in self.paths:
+            rank, (outputs, *inputs) = self.layout.axes[f"{path}.rank"].size, dense[f"{path}.weight"].shape
+            self.state[f"{path}.u"] = torch.zeros(outputs, rank, device=self.device)
+            v = rng.normal(0, math.prod(inputs) ** -0.5, (rank, *inputs))
+            self.state[f"{path}.v"] = torch.tensor(v, dtype=torch.float32, device=self.device)
 
     def select(self, round: int, cohort: Sequence[Client]) -> list[list[Selection]]:
         return [[self._kernels(round, client)] for client in cohort]
@@ -100,8 +96,7 @@ class LoRA(Algorithm):
         return along(self.layout.of_kind("rank"), client.keep, rule, self.device)
 
     def ratios(self) -> list[float]:
-        most = max(1, self.params.rank)
-        return [count / most for count in range(1, most + 1)]
+        return [count / self.params.rank for count in range(1, self.params.rank + 1)] or [1.0]
 
     def features(self) -> float:
         return 1.0
@@ -111,9 +106,12 @@ class LoRA(Algorithm):
 
     def updated(self, params: State) -> State:
         """The weights that these tensors stand for: W + UV, wherever there is an update."""
-        updates = self.space.leave({name: tensor for name, tensor in params.items() if name in self.space.factors})
-        plain = {name: tensor for name, tensor in params.items() if name not in self.space.factors}
-        return plain | {name: plain[name] + update for name, update in updates.items()}
+        factors = {name: params[name] for path in self.paths for name in (f"{path}.u", f"{path}.v")}
+        for path in self.paths if self.params.kernels == "random" else ():  # on average, what is drawn is UV
+            u = factors[f"{path}.u"]
+            factors[f"{path}.u"] = u * (self.layout.axes[f"{path}.rank"].size / u.shape[1])
+        plain = {name: tensor for name, tensor in params.items() if name not in factors}
+        return plain | {name: plain[name] + update for name, update in self.space.leave(factors).items()}
 
     def forward(self, params: State, x: Tensor) -> Tensor:
         return dense_forward(self.network, self.updated(params), x)

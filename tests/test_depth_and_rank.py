@@ -375,3 +375,21 @@ def test_lora_draws_its_kernels_or_takes_the_first():
     assert draws[0] == [[0, 1, 2, 3]] * 4
     assert len({str(draw) for draw in draws[1]}) > 1
     assert all(len(set(draw)) == 4 for draw in draws[1])
+
+
+def test_lora_of_drawn_kernels_is_on_average_the_whole_update():
+    """One of two kernels counts twice: the updates of both draws have the whole one as their mean."""
+    one, first = (
+        federation("lora", {"rank": 2, "kernels": rule}, CNN, keep=0.5).algorithm for rule in ("random", "first")
+    )
+    for algorithm in (one, first):
+        algorithm.state["convs.1.u"] = torch.arange(20.0).view(10, 2)
+    before, whole = one.state["convs.1.weight"], one.full_model().state["convs.1.weight"]
+    assert torch.equal(whole, first.full_model().state["convs.1.weight"]), "who has all of them has W + UV"
+    fixed = first.updated(part(first, 0.5))["convs.1.weight"]
+    drawn = []
+    for kernel in range(2):
+        selection = {"convs.1.rank": torch.tensor([kernel])}
+        drawn.append(one.updated(gather(one.state, one.layout, selection))["convs.1.weight"])
+    torch.testing.assert_close(sum(drawn) / 2, whole)
+    torch.testing.assert_close(drawn[0] - before, 2 * (fixed - before), rtol=1e-4, atol=1e-4)
