@@ -17,9 +17,8 @@ class AnyCost(OrigDrop):
     """The ceil(ρN) filters of every layer that have the largest norm on the server now, and the inputs that match.
 
     Sorting the channels and taking the first, as the paper has it, is the same selection without moving anything.
-    Features that several layers add to are ordered by all of those; features that none writes (an embedding's) stay in
-    their order. The paper's choice of how much to train and how far to compress the update is left out: here the
-    capacity is given.
+    Features that several layers write, such as those of a residual stream, are ordered by all of these. The paper's
+    choice of how much to train and how far to compress the update is left out: here the capacity is given.
     """
 
     def first(self, keep: float) -> Selection:

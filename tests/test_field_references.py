@@ -371,6 +371,14 @@ def test_anycost_trains_the_largest_features_as_they_are_by_then():
         close(one.algorithm.state, expected)
 
 
+def test_anycost_orders_an_embeddings_features_too():
+    """Ten features of words: the four largest, of whichever layer writes them."""
+    one = federation("anycost", model={"name": "lstm", "embedding": 10, "hidden": 10}, keep=0.4).algorithm
+    one.state["embedding.weight"].fill_(0.1)[[1, 4, 6, 9]] = 0.2
+    [[selection]] = one.select(0, [Client(0, 0.4)])
+    assert selection["embedding"].tolist() == [1, 4, 6, 9]
+
+
 # Where one is another -------------------------------------------------------------------------------------------------
 
 
