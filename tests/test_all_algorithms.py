@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
+import torch
 import yaml
 
 import prism_bench
@@ -11,6 +14,7 @@ from prism_bench.base.errors import BadInput
 from prism_bench.base.settings import Settings
 from prism_bench.core.algorithm import Algorithm
 from prism_bench.harness.experiment import Experiment
+from prism_bench.testing import federation
 
 TREE = {
     "data": "digits",
@@ -137,3 +141,18 @@ def test_every_method_learns(algorithm):
     overrides = {"algorithm": algorithm, "capacity.keep": 0.4, "seeds": 1, **half}
     [last] = prism_bench.run("quickstart", overrides=overrides)["accuracy"].dropna()
     assert last > 70
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_no_step_goes_through_stacked_clients_one_by_one(algorithm):
+    """As torch does, with a warning, where an operation has no rule for them."""
+    one = federation(algorithm, model={"name": "resnet18", "width": 10, "blocks": (1, 1)}, keep=(0.4, 1.0))
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            one.round(0)
+    finally:
+        torch.set_warn_always(always)
+    assert not [str(each.message) for each in told if "batching rule" in str(each.message)]
