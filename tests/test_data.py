@@ -17,7 +17,7 @@ import torch
 from raw_data import REAL, real
 
 from prism_bench.base.errors import BadInput
-from prism_bench.base.files import read_tensors
+from prism_bench.base.files import checksum, read_tensors
 from prism_bench.data import batches, cache
 from prism_bench.data.cifar10 import CIFAR10
 from prism_bench.data.cifar100 import CIFAR100
@@ -515,6 +515,16 @@ def test_damaged_tensors_are_rebuilt(cifar, harm):
         same(cifar.load(), first)
     assert kept() == [name]
     assert read_tensors(cache.home() / "prepared" / name) is not None
+
+
+@pytest.mark.parametrize("content", [b"\x80\x02c\xab.", b"\x80\x02h\x00.", b"\x80\x02R.", b"\x80\x02N."])
+def test_forged_tensors_are_an_error_with_a_name(tmp_path, content):
+    """Their checksum is right, so nothing was damaged: it stays, and is not taken for tensors."""
+    file = tmp_path / f"forged-{checksum(content)}.pt"
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=f"{file.name}: has the right checksum, and"):
+        read_tensors(file)
+    assert file.exists()
 
 
 def test_other_files_or_settings_are_prepared_anew(tmp_path):

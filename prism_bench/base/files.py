@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prism_bench.base.errors import BadInput
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -136,7 +138,10 @@ def write_tensors(tensors: dict[str, Any], folder: Path, stem: str) -> Path:
 
 
 def read_tensors(file: Path) -> dict[str, Any] | None:
-    """The tensors of such a file; None where its bytes are not those that were written."""
+    """The tensors of such a file; None where its bytes are not those that were written.
+
+    BadInput where they are, by their checksum, and yet can't be read: somebody else wrote them, or memory is short.
+    """
     import torch
 
     try:
@@ -145,7 +150,12 @@ def read_tensors(file: Path) -> dict[str, Any] | None:
         return None
     if checksum(content) != file.stem.rpartition("-")[2]:
         return None
-    tensors: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+    try:
+        tensors: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:  # of any kind: torch's reader meets whatever the bytes make it do
+        raise BadInput(f"{file}: has the right checksum, and can't be read as tensors: {error!r}") from None
+    if not isinstance(tensors, dict):
+        raise BadInput(f"{file}: has the right checksum, and no tensors by name in it.")
     return tensors
 
 
