@@ -237,6 +237,10 @@ def test_scalefl_teaches_from_the_last_exit():
     taught = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
     assert found[0.0] == pytest.approx((first + 2 * last) / 3)
     assert found[0.5] == pytest.approx((0.5 * first + 0.5 * taught + 2 * last) / 3)
+    # At temperature 2, logits of twice the size say the same, 2² times as loud; their labels' p is 9/10 and 1/2.
+    warm = federation("scalefl", {"distillation": 0.5, "temperature": 2}, CNN).algorithm
+    found_warm = warm.loss(Step(2 * logits, labels, {}, {}, SEEN)).item()
+    assert found_warm == pytest.approx((0.5 * -math.log(0.9) + 0.5 * 4 * taught + 2 * last) / 3)
 
 
 def test_scalefl_at_one_block_is_origdrop_of_that_block():
