@@ -124,6 +124,12 @@ def asks_for(module, name, *arguments):
     return b"\x80\x02c%s\n%s\n(%stR." % (module, name, b"".join(arguments))
 
 
+def again_and_again(times):
+    """A text of a megabyte, of which every few bytes more make another megabyte."""
+    text = b"X\x40\x42\x0f\x00" + b"a" * 1_000_000 + b"q\x01"
+    return b"\x80\x02c_codecs\nencode\nq\x00" + text + b"U\x06latin1q\x02" + b"h\x00h\x01h\x02\x86R" * times + b"."
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -134,6 +140,7 @@ def asks_for(module, name, *arguments):
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "it holds a NoneType and no dictionary"),
         (b"\x80\x02}(" + b"]q\x01h\x01a" + b"u.", "SETITEMS finds other values than it needs"),
         (b"\x80\x02}U\x01a]q\x01h\x01as.", "is a list of lists"),
+        (again_and_again(1000), "it makes more bytes than a batch of its size holds"),
         (b"\x80\x02" + b"]" * 1_100_000, "it has more than 1,000,000 instructions"),
         (b"\x80\x02B\xff\xff\xff\x7f", "expected 2147483647 bytes in a bytes4, but only 0 remain"),
     ],

@@ -15,11 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from prism_bench.base.text import brief, short
+
 LARGEST = 2**28
 """Bytes of a file; CIFAR-100's larger one has 155 million."""
 
 STEPS = 1_000_000
 """Instructions of a file: each may cost more memory than its byte. CIFAR-100 has a few hundred thousand."""
+
+MADE = 3
+"""So many times its own bytes may a file make: a text becomes bytes, and bytes an array, each once."""
 
 ENCODE = ("_codecs", "encode")
 DTYPE = ("numpy", "dtype")
@@ -62,20 +67,23 @@ def read(file: Path) -> dict[bytes, Any]:
     status = file.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
         raise ValueError(f"it is no file of at most {LARGEST:,} bytes")
-    batch = _Machine().run(file.read_bytes())
+    content = file.read_bytes()
+    batch = _Machine(MADE * len(content)).run(content)
     if not isinstance(batch, dict):
         raise ValueError(f"it holds a {type(batch).__name__} and no dictionary")
     for key, value in batch.items():
         # A list within itself, or many times within another, has no end.
         if any(isinstance(item, (list, tuple, dict)) for item in (value if isinstance(value, list) else [])):
-            raise ValueError(f"{key!r} is a list of lists")
+            raise ValueError(f"{short(key)} is a list of lists")
     return {key: value.value if isinstance(value, _Array) else value for key, value in batch.items()}
 
 
 class _Machine:
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.left = limit
+        """So many bytes may still be made: a few instructions could make the same large ones again and again."""
 
     def run(self, content: bytes) -> Any:
         for step, (code, argument, _) in enumerate(pickletools.genops(io.BytesIO(content))):
@@ -113,21 +121,32 @@ class _Machine:
         elif name in ("SETITEM", "SETITEMS"):
             items = self.pop(2) if name == "SETITEM" else self.marked()
             keys = [_checked(key, bytes, str) for key in items[::2]]
+            self.spend(sum(map(len, keys)))
             pairs = zip((key.encode() if isinstance(key, str) else key for key in keys), items[1::2], strict=True)
             _checked(stack[-1], dict).update(pairs)
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             module, attribute = self.pop(2) if name == "STACK_GLOBAL" else argument.split(" ")
             if (module, attribute) not in (ENCODE, DTYPE, NDARRAY, *ARRAY):
-                raise ValueError(f"it asks for {module}.{attribute}")
+                raise ValueError(f"it asks for {brief(f'{module}.{attribute}')}")
             stack.append(_Name((module, attribute)))
         elif name == "REDUCE":
             called, given = self.pop(2)
+            if called == ENCODE:
+                self.spend(len(given[0]))
             stack.append(_made(called, *given))
         elif name == "BUILD":
             [state] = self.pop(1)
+            if isinstance(stack[-1], _Array):
+                self.spend(len(state[4]))
             _fill(stack[-1], *state)
         elif name not in ("PROTO", "FRAME"):
             raise ValueError(f"it has the instruction {name}, which such files don't need")
+
+    def spend(self, count: int) -> None:
+        """Count bytes that are about to be made."""
+        self.left -= count
+        if self.left < 0:
+            raise ValueError("it makes more bytes than a batch of its size holds")
 
     def pop(self, count: int) -> list[Any]:
         """The last values of the stack, taken off it."""
