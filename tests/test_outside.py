@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -94,12 +95,33 @@ def test_a_grid_of_millions_is_no_silence(file, here):
         ("execution.threads=200000", "must be at most 1024"),
         ("data={name: noise, vocabulary: 100000}", "data.vocabulary: Input should be less than or equal to 32767"),
         ("training.rounds=2020-13-45", "training.rounds: Input should be a valid integer"),
+        ("model.width=10000000", "mine.yaml: model: takes more memory than this machine has: Unable to allocate"),
+        (f"model.width={2**62}", "mine.yaml: model: takes more memory than this machine has: Storage size"),
+        ("data={name: noise, train: 100000000000}", "mine.yaml: data: takes more memory than this machine has"),
+        ("data={name: noise, shape: [100000, 100000, 100000]}", "mine.yaml: data: takes more memory than this"),
     ],
 )
 def test_numbers_that_nothing_can_carry_out(file, here, key, says):
-    code, _, printed = here("run", "mine.yaml", "--set", key)
-    assert code == 2, printed
-    assert says in printed
+    for command in ("run", "partition") if key.startswith("data=") else ("run",):
+        code, _, printed = here(command, "mine.yaml", "--set", key)
+        assert code == 2, printed
+        assert says in printed
+    assert left_behind(file) == ["mine.yaml"]
+
+
+@pytest.mark.parametrize("arguments", [["run", "x" * 300 + ".yaml"], ["table", "x" * 5000], ["list", "x" * 300]])
+def test_a_name_that_is_too_long_to_be_one(file, here, arguments):
+    code, _, printed = here(*arguments)
+    assert code == 2
+    assert "name too long" in printed.lower()
+    assert len(printed) < 400
+
+
+def test_an_error_shows_little_of_a_long_word(file, here):
+    for arguments in (["--seeds", "9" * 5000], ["--out", "/".join(["x" * 200] * 30)]):
+        code, _, printed = here("run", "mine.yaml", *arguments)
+        assert code == 2
+        assert len(printed) < 800
 
 
 # Names that would be imported
@@ -168,7 +190,12 @@ def table_a_folder(folder):
     return "out", "out/table.csv is a folder"
 
 
-@pytest.mark.parametrize("make", [long, loop, dangling, no_text, runs_a_file, table_a_folder])
+def done_a_folder(folder):
+    (folder / "out/runs/a-b-c/done.json").mkdir(parents=True)
+    return "out", "out/runs/a-b-c/done.json is a folder"
+
+
+@pytest.mark.parametrize("make", [long, loop, dangling, no_text, runs_a_file, table_a_folder, done_a_folder])
 def test_what_cant_be_written_is_known_before_anything_runs(file, here, make):
     name, says = make(file)
     before = sorted(file.rglob("*"))
@@ -183,6 +210,16 @@ def test_a_manifest_that_says_too_little(tmp_path, run):
     (tmp_path / "experiment.json").write_text(f'{{"runs": [{run}]}}')
     with pytest.raises(BadInput, match=r"experiment.json: can't be read as an experiment's manifest"):
         Results.open(tmp_path)
+
+
+def test_a_file_where_a_runs_folder_must_be(file, here):
+    assert here("run", "mine.yaml", "--set", "training.rounds=1")[0] == 0
+    [folder] = (file / "results/mine/runs").iterdir()
+    shutil.rmtree(folder)
+    folder.touch()
+    code, _, printed = here("run", "mine.yaml", "--set", "training.rounds=1")
+    assert code == 2
+    assert folder.name in printed
 
 
 def test_a_text_among_accuracies(tmp_path):

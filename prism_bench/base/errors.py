@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class BadInput(Exception):
@@ -16,6 +18,21 @@ class BadPlugin(BadInput):
 
 class Diverged(Exception):
     """Local training produced a loss that is not a number: the run can't go on, others can."""
+
+
+_NO_MEMORY = re.compile("Storage size|array is too big|can't allocate memory")
+"""What numpy and torch say, beside a MemoryError, where something is too large."""
+
+
+@contextmanager
+def within_memory(where: str) -> Iterator[None]:
+    """BadInput where what a setting asks for fits into no memory of this machine."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
+            raise
+        raise BadInput(f"{where}: takes more memory than this machine has: {error}") from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

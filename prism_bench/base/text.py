@@ -25,6 +25,12 @@ def short(value: Any) -> str:
         said = _SHORT.repr(value)
     except ValueError:  # a number of more digits than Python writes
         said = f"a {type(value).__name__} of very many digits"
+    return brief(said)
+
+
+def brief(text: object) -> str:
+    """The text, or its beginning where it is long."""
+    said = str(text)
     return said if len(said) <= LONGEST else f"{said[:LONGEST]}..."
 
 

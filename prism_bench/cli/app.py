@@ -13,7 +13,7 @@ import rich_click as click
 
 from prism_bench.base.errors import BadInput
 from prism_bench.base.system import open_standard_streams
-from prism_bench.base.text import visible
+from prism_bench.base.text import brief, visible
 from prism_bench.base.version import __version__
 from prism_bench.cli import data
 from prism_bench.cli.check import check
@@ -44,6 +44,8 @@ for command in (run, tune, table, plot, report, check, costs, profile, data.part
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """What a disk says when it is full or must not be written to: no fault of the program."""
+NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+"""What it says of a name that can't be one, or that stands for something else than it must: no fault either."""
 
 
 def _terminated(*_: object) -> None:
@@ -74,8 +76,11 @@ def main() -> None:
             err_console.print(f"  {visible(line)}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in DISK:
+        if error.errno not in (*DISK, *NAMES):
             raise
+        if error.errno in NAMES:
+            err_console.print(f"[red]error[/red]\n  {escape(brief(error))}", highlight=False, soft_wrap=True)
+            sys.exit(2)
         err_console.print(
             f"[red]error[/red] {escape(error)}; finished rounds are kept.", highlight=False, soft_wrap=True
         )

@@ -9,7 +9,7 @@ from rich import markup
 from rich.console import Console
 
 from prism_bench.base.errors import BadInput
-from prism_bench.base.text import visible
+from prism_bench.base.text import brief, visible
 
 LONGEST = 255
 """Bytes of a name in a folder, on nearly all file systems."""
@@ -35,7 +35,7 @@ def check_writable(folder: Path, option: str = "--out") -> None:
     import tempfile
 
     def bad(why: object) -> BadInput:
-        return BadInput(f"{option} {visible(str(folder)[:200])}: {why}")
+        return BadInput(f"{option} {visible(brief(folder))}: {why}")
 
     try:
         str(folder).encode()
@@ -51,7 +51,7 @@ def check_writable(folder: Path, option: str = "--out") -> None:
         except OSError as error:
             if isinstance(error, NotADirectoryError):
                 continue  # said of the file that stands in the way
-            raise bad(f"{path} can't be used ({error.strerror}).") from None
+            raise bad(f"{brief(path)} can't be used ({error.strerror}).") from None
         existing = path
         break
     try:
@@ -69,6 +69,7 @@ def check_results(folder: Path, option: str = "--out") -> None:
     runs = folder / "runs"
     if os.path.lexists(runs) and not runs.is_dir():
         raise BadInput(f"{option} {folder}: {runs} is no folder, and the runs need one of that name.")
-    for path in folder.glob("*") if folder.is_dir() else ():
-        if path.suffix in (".csv", ".json", ".png", ".yaml") and path.is_dir():
+    inside = [*folder.glob("*"), *folder.glob("runs/*/*")] if folder.is_dir() else []
+    for path in inside:
+        if path.suffix in (".csv", ".json", ".jsonl", ".png", ".txt", ".yaml") and path.is_dir():
             raise BadInput(f"{option} {folder}: {path} is a folder, and a file of that name may have to be written.")

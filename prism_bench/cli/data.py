@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from prism_bench.base.errors import BadInput
+from prism_bench.base.errors import BadInput, within_memory
 from prism_bench.base.trust import allow
 from prism_bench.cli.command import Argument, Option
 from prism_bench.cli.console import check_writable, err_console, escape, out_console
@@ -150,7 +150,7 @@ def partition(
         raise BadInput(f"--out {file}: needs a file that ends in .png, .pdf or .svg.")
     check_writable(file.parent)
     run = loaded.runs[0]
-    with blaming(loaded.origin):
+    with blaming(loaded.origin), within_memory("data"):
         data = run.data.settings.read(run.evaluation.on)
         parts = split(run, data)
     labels = data.train.labels.numpy()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from prism_bench.base.errors import BadInput
+from prism_bench.base.text import brief
 from prism_bench.base.trust import allow
 from prism_bench.cli.command import Exit, Option
 from prism_bench.cli.console import check_results, err_console, escape
@@ -142,5 +143,5 @@ def parse_seeds(text: str | None) -> int | list[int] | None:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        raise BadInput(f"--seeds {text}: needs a number such as 3, or a list such as 0,1,2.") from None
+        raise BadInput(f"--seeds {brief(text)}: needs a number such as 3, or a list such as 0,1,2.") from None
     return numbers if "," in text else numbers[0]

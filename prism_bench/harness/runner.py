@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from prism_bench.base import registry
-from prism_bench.base.errors import BadInput, nearest
+from prism_bench.base.errors import BadInput, nearest, within_memory
 from prism_bench.core.seeds import stream
 from prism_bench.engine import regime
 from prism_bench.engine.executors import MakeExecutor
@@ -210,11 +210,13 @@ def check_runs(runs: Sequence[Run], shelf: Shelf) -> None:
     models: set[Any] = set()
     for run in runs:
         check_class(run.algorithm.kind)
-        data, population = shelf.data(run), shelf.population(run)
-        network = run.model.settings.build(data.signature)
-        if run.model.settings not in models:
-            models.add(run.model.settings)
-            run.model.settings.initial(network, stream(run.seed, "weights"))
+        with within_memory("data"):
+            data, population = shelf.data(run), shelf.population(run)
+        with within_memory("model"):
+            network = run.model.settings.build(data.signature)
+            if run.model.settings not in models:
+                models.add(run.model.settings)
+                run.model.settings.initial(network, stream(run.seed, "weights"))
         keeps = () if run.capacity.budget else run.capacity.keep
         run.algorithm.kind.check(run.algorithm.settings, network, keeps)
         check_passes(run.training, network)
