@@ -97,6 +97,7 @@ def test_a_grid_of_millions_is_no_silence(file, here):
         ("training.rounds=2020-13-45", "training.rounds: Input should be a valid integer"),
         ("model.width=10000000", "mine.yaml: model: takes more memory than this machine has: Unable to allocate"),
         (f"model.width={2**62}", "mine.yaml: model: takes more memory than this machine has: Storage size"),
+        (f"training.batch={2**62}", "mine.yaml: training.batch: takes more memory than this machine has: Storage size"),
         ("data={name: noise, train: 100000000000}", "mine.yaml: data: takes more memory than this machine has"),
         ("data={name: noise, shape: [100000, 100000, 100000]}", "mine.yaml: data: takes more memory than this"),
     ],
@@ -210,6 +211,19 @@ def test_a_manifest_that_says_too_little(tmp_path, run):
     (tmp_path / "experiment.json").write_text(f'{{"runs": [{run}]}}')
     with pytest.raises(BadInput, match=r"experiment.json: can't be read as an experiment's manifest"):
         Results.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "mine.yaml", "--timeout", "nan"], "--timeout nan: needs a number of seconds"),
+        (["costs", "--model", "smallcnn", "--batch", "9" * 30], "is not in the range"),
+    ],
+)
+def test_numbers_of_options(file, here, arguments, says):
+    code, _, printed = here(*arguments)
+    assert code == 2
+    assert says in printed
 
 
 def test_a_file_where_a_runs_folder_must_be(file, here):

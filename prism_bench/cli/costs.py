@@ -19,7 +19,7 @@ def costs(
     more: Annotated[list[str] | None, Argument(help="Further keep ratios.", show_default=False)] = None,
     model: Annotated[str, Option(help="A model that [bold]prism-bench list[/bold] shows.")] = "resnet18",
     keep: Annotated[list[str] | None, Option(help="Keep ratios: --keep 1 0.8 0.6 0.4 0.2.")] = None,
-    batch: Annotated[int, Option(min=1, help="Samples in a batch, for the activations.")] = 32,
+    batch: Annotated[int, Option(min=1, max=1_000_000, help="Samples in a batch, for the activations.")] = 32,
     out: Annotated[Path | None, Option(help="CSV file.", show_default="results/costs/MODEL.csv")] = None,
 ) -> None:
     """Show what one client pays with every algorithm: parameters, MACs, memory, bytes; writes a CSV.

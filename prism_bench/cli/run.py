@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -106,6 +107,8 @@ def run(
 
     if fresh and (accept or exported):
         raise BadInput(f"--{'accept' if accept else 'exported'}: is for runs that are kept, and --fresh keeps none.")
+    if timeout is not None and not math.isfinite(timeout):
+        raise BadInput(f"--timeout {timeout}: needs a number of seconds.")
     allow(trust or ())
     overrides = parse_overrides(set_ or [], device)
     loaded = Experiment.load(experiment, overrides, parse_seeds(seeds), size, tuned, most=None if yes else MOST_RUNS)

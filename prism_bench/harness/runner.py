@@ -21,7 +21,7 @@ import pandas as pd
 from prism_bench.base import registry
 from prism_bench.base.errors import BadInput, nearest, within_memory
 from prism_bench.core.seeds import stream
-from prism_bench.engine import regime
+from prism_bench.engine import costs, regime
 from prism_bench.engine.executors import MakeExecutor
 from prism_bench.engine.federation import Federation
 from prism_bench.engine.hardware import choose_device
@@ -214,9 +214,13 @@ def check_runs(runs: Sequence[Run], shelf: Shelf) -> None:
             data, population = shelf.data(run), shelf.population(run)
         with within_memory("model"):
             network = run.model.settings.build(data.signature)
-            if run.model.settings not in models:
+            first = run.model.settings not in models
+            if first:
                 models.add(run.model.settings)
                 run.model.settings.initial(network, stream(run.seed, "weights"))
+        if first or run.training.batch != runs[0].training.batch:
+            with within_memory("training.batch"):
+                costs.of_full_model(network, data.signature, run.training.batch)
         keeps = () if run.capacity.budget else run.capacity.keep
         run.algorithm.kind.check(run.algorithm.settings, network, keeps)
         check_passes(run.training, network)
