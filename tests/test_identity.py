@@ -180,7 +180,9 @@ def test_a_helper_counts_wherever_it_lies_and_so_does_its_packages_own_file(tmp_
     plugins.mkdir()
     (plugins / "far_plugin.py").write_text(PLUGIN.replace("from helper", "from tools.steps"))
     (common / "tools" / "__init__.py").write_text("import tools.steps\n")
-    (common / "tools" / "steps.py").write_text("import json\nstep = 1\n")
+    by_name = "import importlib\nother = importlib.import_module('tools.by_name')\n"
+    (common / "tools" / "steps.py").write_text(f"import json\nstep = 1\n{by_name}")
+    (common / "tools" / "by_name.py").write_text("")
     (common / "tools" / "unrelated.py").write_text("")
     for folder in (plugins, common):
         monkeypatch.syspath_prepend(folder)
@@ -191,7 +193,7 @@ def test_a_helper_counts_wherever_it_lies_and_so_does_its_packages_own_file(tmp_
         return Run.resolve(TREE | {"algorithm": far_plugin.Mine}).code()
 
     before = code()
-    for name, counts in (("steps", True), ("__init__", True), ("unrelated", False)):
+    for name, counts in (("steps", True), ("by_name", True), ("__init__", True), ("unrelated", False)):
         file = common / "tools" / f"{name}.py"
         content = file.read_text()
         file.write_text(content + "# edited\n")

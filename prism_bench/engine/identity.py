@@ -107,6 +107,13 @@ def _imports(module: str, is_package: bool, source: bytes) -> tuple[str, ...]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             found += [base] if base != FACADE else []
             found += [f"{base}.{name.name}" for name in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
+            "import_module",
+            "__import__",
+        ):
+            found += [
+                one.value for one in node.args[:1] if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            ]
     return tuple(place for name in found for place in _behind_the_facade(name))
 
 
