@@ -83,7 +83,9 @@ def _parameter(parameter: inspect.Parameter, kind: Any, about: Argument | Option
     if isinstance(about, Option):
         names = [about.name or f"--{parameter.name.replace('_', '-')}", parameter.name]
         shown = about.show_default if kind is not bool else False
-        return RichOption(names, help=about.help, multiple=several, is_flag=kind is bool, show_default=shown, **common)
+        if kind is bool:  # said of any other, False would let it stand without its value
+            common["is_flag"] = True
+        return RichOption(names, help=about.help, multiple=several, show_default=shown, **common)
     said = about.show_default if isinstance(about.show_default, str) else default
     about_default = f" [dim]\\[default: {said}][/dim]" if said else ""
     return RichArgument([parameter.name], help=about.help + about_default, nargs=-1 if several else 1, **common)
