@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -16,7 +15,6 @@ from prism_bench.base.system import how_it_ended, open_standard_streams
 from prism_bench.baselines.fedavg import FedAvg
 from prism_bench.harness.experiment import Experiment
 from prism_bench.harness.jobs import foreign
-from prism_bench.harness.run_folder import Busy, RunFolder
 from prism_bench.harness.runner import carry_out
 
 TREE = {
@@ -141,21 +139,3 @@ def test_a_closed_output_is_never_a_files_number(tmp_path):
             os._exit(file.fileno())
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code > 2
-
-
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
-    """An empty lock that another system left says nothing; one that a living process holds does."""
-    fcntl = pytest.importorskip("fcntl")
-
-    def missing(*_):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    (tmp_path / ".lock").touch()
-    monkeypatch.setattr(fcntl, "flock", missing)
-    folder = RunFolder(tmp_path)
-    with folder.held(wait=False):
-        assert str(os.getpid()) in (tmp_path / ".lock-owner").read_text()
-        with pytest.raises(Busy), folder.held(wait=False):
-            pass
-    with folder.held(wait=False):
-        pass

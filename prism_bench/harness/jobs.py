@@ -35,8 +35,9 @@ from prism_bench.engine.hardware import cores, pinned, threads
 from prism_bench.engine.sections import Execution
 from prism_bench.engine.spec import PLUGINS, Run
 from prism_bench.harness.experiment import Experiment
+from prism_bench.harness.lease import Busy
 from prism_bench.harness.results import summarise
-from prism_bench.harness.run_folder import LOG, Busy, RunFolder, environment
+from prism_bench.harness.run_folder import LOG, RunFolder, environment
 
 TO_BEGIN = 10
 """So many times as long as a round may a run take to read its data and to set itself up."""

@@ -6,6 +6,7 @@
     checkpoint-ROUND-SUM.pt      the server after that round; the last two while it runs, the last one after
     log.txt                      what went wrong, if something did
     done.json                    only when done: what tables need, and the checksum of rounds.jsonl
+    .lease-NUMBER                while a process has it: which one
 
 A line is appended before its checkpoint is written, so a checkpoint always has its rounds; what is beyond the newest
 good checkpoint is cut off at the next start and computed again, to the same numbers. Nothing is read without its
@@ -44,19 +45,16 @@ from prism_bench.base.files import (
 )
 from prism_bench.base.settings import identity
 from prism_bench.base.version import __version__
+from prism_bench.harness.lease import PREFIX, Lease
 
 if TYPE_CHECKING:
     import torch
 
 SETTINGS, ENVIRONMENT, ROUNDS = "settings.json", "environment.json", "rounds.jsonl"
-LOG, DONE, LOCK = "log.txt", "done.json", ".lock"
+LOG, DONE = "log.txt", "done.json"
 
 SYNC_SECONDS = 10.0
 """How much work a power cut may take, beside the round under way. A killed process takes none."""
-
-
-class Busy(Exception):
-    """Another process has the run."""
 
 
 class RunFolder:
@@ -64,6 +62,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lease: Lease | None = None
+        """What says that the folder is this process's, while it is."""
         self._synced = float("-inf")
         self._safe: Path | None = None
         """The newest checkpoint that is known to be on the disk."""
@@ -80,23 +80,20 @@ class RunFolder:
         return settings, data, code
 
     @contextmanager
-    def held(self, wait: bool) -> Iterator[None]:
-        """Have the run to oneself; where another process has it, wait for that one or raise Busy.
-
-        The lock goes with its process, however that ends.
-        """
-        from filelock import Timeout
-
+    def held(self, wait: bool, sign: bool = False) -> Iterator[None]:
+        """Have the run to oneself, as `Lease.held`. What is written meanwhile is written only while that is so."""
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = _lock(self.path / LOCK)
-        try:
-            lock.acquire(timeout=-1 if wait else 0)
-        except Timeout:
-            raise Busy(str(self.path)) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        lease = Lease(self.path)
+        with lease.held(wait, sign):
+            self._lease = lease
+            try:
+                yield
+            finally:
+                self._lease = None
+
+    def _check(self) -> None:
+        if self._lease is not None:
+            self._lease.check()
 
     def summary(self) -> dict[str, Any] | None:
         """What tables need of a finished run; None where it is not finished, or something of it is damaged."""
@@ -122,7 +119,7 @@ class RunFolder:
     def forget(self) -> None:
         """Remove what earlier starts left; Busy where another process is at it."""
         if self.path.exists():
-            with self.held(wait=False):
+            with self.held(wait=False, sign=True):
                 for file in [*(self.path / name for name in (DONE, ROUNDS, ENVIRONMENT, LOG)), *self._checkpoints()]:
                     file.unlink(missing_ok=True)
 
@@ -136,7 +133,7 @@ class RunFolder:
             for folder in self.path.parents[:3]:  # a power cut could take the folder itself
                 sync_folder(folder)
         for draft in self.path.glob(".*"):
-            if not draft.name.startswith(LOCK):  # cut off by a kill in the middle of a write
+            if not draft.name.startswith(PREFIX):  # cut off by a kill in the middle of a write
                 draft.unlink(missing_ok=True)
         records, ends = self._records()
         saved = self._newest_good(len(records))
@@ -161,6 +158,7 @@ class RunFolder:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a round."""
+        self._check()
         # JSON gives every float back as it was.
         append(self.path / ROUNDS, json.dumps(sealed(record)).encode() + b"\n")
 
@@ -169,6 +167,7 @@ class RunFolder:
 
         Now and then one is waited for until it is on the disk, and then kept until the next such one.
         """
+        self._check()
         before = self._checkpoints()
         file = write_tensors(tensors | {"round": round}, self.path, f"checkpoint-{round:07d}")
         if time.monotonic() - self._synced >= SYNC_SECONDS:
@@ -179,6 +178,7 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any], keep_model: bool) -> None:
         """The run is done: what was written is on the disk, and nothing is left to fall back to."""
+        self._check()
         checkpoints = self._checkpoints()
         self._sync(*checkpoints[: 1 if keep_model else 0])
         rounds = checksum((self.path / ROUNDS).read_bytes())
@@ -288,23 +288,6 @@ class RunFolder:
         if last != environment:
             entries = [*known, {"from_round": round + 1, **environment}]
             write_json(sealed({"environments": entries}), self.path / ENVIRONMENT)
-
-
-def _lock(file: Path) -> Any:
-    """A lock that goes with its process. Where the file system has none, it is a file that names the process."""
-    from filelock import FileLock, SoftFileLock
-
-    try:
-        import fcntl
-    except ImportError:
-        return FileLock(file)  # Windows has locks of its own
-    with file.open("a") as probe:
-        try:
-            fcntl.flock(probe, fcntl.LOCK_UN)
-        except OSError:
-            # Under another name: the file just made, and what is left of another system's lock, say nothing.
-            return SoftFileLock(file.with_name(f"{file.name}-owner"))
-    return FileLock(file)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -33,8 +33,9 @@ from prism_bench.harness.callbacks import Callback, Callbacks
 from prism_bench.harness.experiment import About, Experiment, blaming
 from prism_bench.harness.exported import bring_back
 from prism_bench.harness.jobs import Shelf, Tell, foreign, jobs_of, one_by_one, side_by_side
+from prism_bench.harness.lease import Busy
 from prism_bench.harness.results import Results
-from prism_bench.harness.run_folder import Busy, RunFolder
+from prism_bench.harness.run_folder import RunFolder
 from prism_bench.harness.tuned import NOT_TUNED
 
 ANY_CODE = "all"

@@ -68,7 +68,7 @@ def torture(count: int, seed: int, folder: Path) -> list[Tally]:
         todo = [
             (file.relative_to(untouched), how, content)
             for file in sorted(untouched.rglob("*"))
-            if file.is_file() and file.name != ".lock"
+            if file.is_file() and not file.name.startswith(".lease")
             for how, content in harms(file.read_bytes(), count, rng)
         ]
         out = folder / "damaged"
