@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ def replace(file: Path, content: bytes | memoryview, durable: bool = False) -> N
     ``durable`` waits until the disk has it, so that it outlives a power cut and not only this process.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    # Processes of several machines or containers may have one number.
+    draft = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with open(draft, "wb") as stream:
             stream.write(content)

@@ -34,7 +34,7 @@ class Display(Callback):
             TimeRemainingColumn,
         )
 
-        self.console, self.done = console, 0
+        self.console, self.done, self.total = console, 0, 0
         self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -87,6 +87,8 @@ class Display(Callback):
         self.all = self.bars.add_task("all runs", total=self.total, note="")
 
     def run_started(self, number: int, run: Run, label: str, done: int) -> None:
+        if number in self.current:  # its node was lost
+            self.bars.remove_task(self.current.pop(number))
         self.started[number] = time.perf_counter()
         self.current[number] = self.bars.add_task(escape(label), total=run.training.rounds, completed=done, note="")
         if done:
@@ -118,6 +120,16 @@ class Display(Callback):
 
 def present(folder: Path, outcome: Outcome) -> int:
     """Show the table of what was carried out, write it and its pictures; the exit code."""
+    from prism_bench.harness.lease import Lease
+
+    with Lease(folder).held(wait=True):  # another part of the experiment may end at this moment
+        _write(folder, outcome)
+    for label, error in outcome.failed.items():
+        err_console.print(f"[red]failed[/red] {escape(f'{label}: {error}')}", soft_wrap=True)
+    return 1 if outcome.failed else 0
+
+
+def _write(folder: Path, outcome: Outcome) -> None:
     from prism_bench.analysis import report
     from prism_bench.analysis.view import first_table, pictures
     from prism_bench.base.files import write_csv
@@ -135,6 +147,3 @@ def present(folder: Path, outcome: Outcome) -> int:
     for name in ("table.csv", *(f"{kind}.png" for kind in pictures())):
         if folder / name not in files:
             (folder / name).unlink(missing_ok=True)  # of an earlier start that was about something else
-    for label, error in outcome.failed.items():
-        err_console.print(f"[red]failed[/red] {escape(f'{label}: {error}')}", soft_wrap=True)
-    return 1 if outcome.failed else 0

@@ -102,6 +102,10 @@ class Queue:
         number = self._numbers.popleft()
         return number, number in self._held and self._held.issuperset(self._numbers)
 
+    def again(self, number: int) -> None:
+        """One that is to be done before all others: it was begun."""
+        self._numbers.appendleft(number)
+
     def postpone(self, number: int) -> None:
         self._held.add(number)
         self._numbers.append(number)
@@ -118,11 +122,15 @@ class Job:
     execution: Execution
 
 
-def jobs_of(experiment: Experiment, folders: Sequence[RunFolder]) -> list[Job]:
+Grid = Callable[[Sequence[Job], Tell, float | None], Generator[tuple[int, End], None, None]]
+"""Does all runs, and yields how each ended, as `side_by_side` does; the number is the longest that a round may take."""
+
+
+def jobs_of(experiment: Experiment, folders: Sequence[RunFolder], labels: Sequence[str]) -> list[Job]:
     """One per run of the experiment."""
     return [
-        Job(number, run, experiment.label(run), folder, experiment.execution)
-        for number, (run, folder) in enumerate(zip(experiment.runs, folders, strict=True))
+        Job(number, run, label, folder, experiment.execution)
+        for number, (run, folder, label) in enumerate(zip(experiment.runs, folders, labels, strict=True))
     ]
 
 

@@ -32,8 +32,8 @@ from prism_bench.harness import paper
 from prism_bench.harness.callbacks import Callback, Callbacks
 from prism_bench.harness.experiment import About, Experiment, blaming
 from prism_bench.harness.exported import bring_back
-from prism_bench.harness.jobs import Shelf, Tell, foreign, jobs_of, one_by_one, side_by_side
-from prism_bench.harness.lease import Busy
+from prism_bench.harness.jobs import Grid, Shelf, Tell, foreign, jobs_of, one_by_one, side_by_side
+from prism_bench.harness.lease import Busy, Lease
 from prism_bench.harness.results import Results
 from prism_bench.harness.run_folder import RunFolder
 from prism_bench.harness.tuned import NOT_TUNED
@@ -63,8 +63,14 @@ def carry_out(
     exported: bool = False,
     isolate: bool = False,
     timeout: float | None = None,
+    shard: tuple[int, int] = (1, 1),
+    grid: Grid | None = None,
 ) -> Outcome:
     """Run what has not been run yet, ``jobs`` at once. Runs are kept in ``out``, or forgotten where that is None.
+
+    ``shard`` is which part of the runs, and of how many: the others are somebody else's. The results in ``out`` are
+    always about all runs, and whoever is done last leaves the whole table there. ``grid`` carries the runs out, in
+    place of this process and those that it would start.
 
     Finished runs of other code count as done where ``accept`` names that code, or is ``all``, and their settings and
     data are equal. ``exported`` takes for done, too, what is only in ``out``'s ``rounds.csv``.
@@ -86,31 +92,39 @@ def carry_out(
         else:
             check_runs(experiment.runs, shelf)
         device = choose_device(experiment.execution.device)
-        _check_execution(experiment, jobs)
+        _check_execution(experiment, apart=jobs > 1 or grid is not None)
+        _check_shard(shard, len(experiment.runs))
     if exported:
         bring_back(out, experiment.runs, recording())
     folders = [RunFolder.of(out, run.identity, shelf.digest(run), run.code()) for run in experiment.runs]
     for run, folder in zip(experiment.runs, folders, strict=True):
         folder.mend(run.as_dict())
+    mine = range(shard[0] - 1, len(folders), shard[1])
     if fresh:
-        _forget(folders)
+        _forget([folders[number] for number in mine])
     else:
         folders = _accepted(experiment.runs, folders, accept, tell)
     (out / "runs").mkdir(parents=True, exist_ok=True)
     about = manifest(experiment, folders, shelf)
-    Results(out, about | {"tables": _tables(out)}).write()
+    with Lease(out).held(wait=True):
+        Results(out, about | {"tables": _tables(out)}).write()
+    labels = [experiment.label(run) for run in experiment.runs]
+    folders, labels = [folders[number] for number in mine], [labels[number] for number in mine]
+    experiment = replace(experiment, runs=[experiment.runs[number] for number in mine])
     first = experiment.runs[0]
     tell("begin", experiment, shelf.data(first), shelf.population(first), str(device))
     failed = {}
-    todo = jobs_of(experiment, folders)
+    todo = jobs_of(experiment, folders, labels)
     apart = isolate and any(foreign(run, experiment.execution) for run in experiment.runs)
-    if jobs > 1 or timeout is not None or apart:
+    if grid is not None:
+        ends = grid(todo, tell, timeout)
+    elif jobs > 1 or timeout is not None or apart:
         ends = side_by_side(todo, tell, jobs, executor, timeout)
     else:
         ends = one_by_one(todo, shelf, tell, executor)
     try:
         for number, end in ends:
-            label = experiment.label(experiment.runs[number])
+            label = labels[number]
             if end.how == "failed":
                 failed[label] = end.error
             summary = None if end.how == "failed" else folders[number].summary()
@@ -118,8 +132,10 @@ def carry_out(
     finally:
         ends.close()
         tell("end")
-    # By what this start is about, whatever another one has written there meanwhile.
-    return Outcome(export(Results(out, about)), failed)
+    # By what this start is about, whatever another one has written there meanwhile; one after another, so that the last
+    # to write has seen all that is done.
+    with Lease(out).held(wait=True):
+        return Outcome(export(Results(out, about)), failed)
 
 
 def _tables(out: Path) -> dict[str, str]:
@@ -179,17 +195,27 @@ def _forget(folders: Sequence[RunFolder]) -> None:
             raise BadInput(f"--fresh: another process is at {folder.path}; stop it, or leave out --fresh.") from None
 
 
-def _check_execution(experiment: Experiment, jobs: int) -> None:
-    """BadInput where the runs can't be carried out in the way that is asked for."""
+def _check_shard(shard: tuple[int, int], runs: int) -> None:
+    part, parts = shard
+    if not 1 <= part <= parts:
+        raise BadInput(f"--shard {part}/{parts}: needs I/N with I from 1 to N.")
+    if parts > runs:
+        raise BadInput(f"--shard {part}/{parts}: there are {runs} runs, so at most {runs} parts.")
+
+
+def _check_execution(experiment: Experiment, apart: bool) -> None:
+    """BadInput where the runs can't be carried out in the way that is asked for; ``apart``: not in this process."""
     name = experiment.execution.executor
     kind = registry.load("executors", name, "execution.on")
     kind.settings(experiment.execution)
-    if jobs > 1 and kind.elsewhere:
-        raise BadInput(f"execution.on: '{name}' starts processes of its own for each run; use --jobs 1 with it.")
+    if apart and kind.elsewhere:
+        raise BadInput(
+            f"execution.on: '{name}' starts processes of its own for each run; use --jobs 1 with it, and no --on."
+        )
     # A class that was typed into a notebook or a shell is in no file that another process could import.
     typed = not hasattr(sys.modules["__main__"], "__file__")
     for plugin in (getattr(run, section).kind for run in experiment.runs for section in PLUGINS):
-        if typed and plugin.__module__ == "__main__" and (jobs > 1 or kind.elsewhere):
+        if typed and plugin.__module__ == "__main__" and (apart or kind.elsewhere):
             raise BadInput(
                 f"{plugin.__name__} is defined here and nowhere else, so other processes can't find it; use one job "
                 "and execution.on: threads, or put it into a file."
@@ -293,8 +319,13 @@ def _paper_regime(experiment: Experiment) -> list[dict[str, Any]]:
 def command() -> str:
     """What was typed; nothing where a script of the user's runs the experiment."""
     typed = Path(sys.argv[0]).stem in ("prism-bench", "__main__")
+    words = list(sys.argv[1:])
+    if "--shard" in words:  # the results are those of all parts
+        place = words.index("--shard")
+        del words[place : place + 2]
     # Without --fresh, which would not go on with what there is.
-    return shlex.join(["prism-bench", *(word for word in sys.argv[1:] if word != "--fresh")]) if typed else ""
+    rest = [word for word in words if word != "--fresh" and not word.startswith("--shard=")]
+    return shlex.join(["prism-bench", *rest]) if typed else ""
 
 
 def _beside(run: Run, about: About) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,8 +55,9 @@ def connect(address: str | None, cpus: float) -> bool:
             ray.init(LOCAL, num_cpus=max(cores(), math.ceil(cpus)), include_dashboard=False, **quiet)
         else:
             try:
+                _answers(wanted)
                 ray.init(wanted, **quiet)
-            except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise BadInput(
                     f"address: no Ray cluster answers at '{wanted}' ({reason}). `ray start --head` starts one, and "
@@ -63,6 +65,13 @@ def connect(address: str | None, cpus: float) -> bool:
                 ) from None
     _users = 1
     return True
+
+
+def _answers(address: str) -> None:
+    """OSError or ValueError where nobody listens at HOST:PORT: Ray would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and "/" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def disconnect() -> None:
