@@ -67,10 +67,11 @@ def alternate(benchmark):
 
 @pytest.fixture
 def report(benchmark, request):
-    """Put a number, and what it is meant to be at most, into the benchmark's record, the summary and the CSV."""
+    """Put a number, or a list of repeats, with what it is meant to be at most, into record, summary and CSV."""
 
     def tell(what, value, target=None):
-        spread = value if isinstance(value, Spread) else Spread((value,))
+        values = tuple(value) if isinstance(value, list) else (value,)
+        spread = value if isinstance(value, Spread) else Spread(values)
         benchmark.extra_info[what] = spread.median
         _rows.append((request.node.name, what, spread, target))
 

@@ -99,9 +99,7 @@ class RayGrid:
                         run = self._submit(job, patience, sign.name, alone=not under_way)
                     except Busy:
                         waiting.postpone(number)
-                        if not under_way:
-                            break
-                        continue
+                        break  # to hear the others before it is tried again
                     under_way[run.words] = run
                 if not under_way:
                     continue
