@@ -84,6 +84,15 @@ class RayExecutor(Executor):
         return super().settings(execution)
 
     def train(self, round: Round) -> Iterator[Trained]:
+        before = torch.get_num_threads()
+        try:
+            # What the caller does meanwhile would take the cores of workers beside it, mostly to wait for each other.
+            torch.set_num_threads(1)
+            yield from self._train(round)
+        finally:
+            torch.set_num_threads(before)
+
+    def _train(self, round: Round) -> Iterator[Trained]:
         groups = list(round.groups(self.at_once))
         messages = self.messages(round, groups)
         self._start()
