@@ -195,7 +195,7 @@ def parse_place(on: str | None, given: Mapping[str, Any], jobs: int) -> RayGrid 
                 raise BadInput(f"{name}: says how runs are carried out on Ray; add --on ray.")
         return None
     if on != "ray":
-        raise BadInput(f"--on {on[:200]}: there is no such place. It may be ray; --jobs is for this machine.")
+        raise BadInput(f"--on {brief(on)}: there is no such place. It may be ray; --jobs is for this machine.")
     if jobs > 1:
         raise BadInput("--jobs: says how many runs go on here; on Ray, --cpus and --gpus of each run say how many.")
     from prism_bench.integrations.ray.grid import RayGrid
@@ -209,7 +209,7 @@ def parse_shard(text: str | None) -> tuple[int, int]:
         return 1, 1
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise BadInput(f"--shard {text[:200]}: needs I/N with I from 1 to N, such as 1/4 for the first of four parts.")
+        raise BadInput(f"--shard {brief(text)}: needs I/N with I from 1 to N, such as 1/4 for the first of four parts.")
     return int(match[1]), int(match[2])
 
 

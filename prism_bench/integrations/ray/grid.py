@@ -49,9 +49,9 @@ class RayGrid:
     """Carries out runs as Ray tasks with so many CPUs and GPUs each; `runner.carry_out` takes it as its ``grid``."""
 
     def __init__(self, address: str | None = None, cpus: float = 1, gpus: float = 0) -> None:
-        if cpus <= 0:
-            raise BadInput(f"--cpus {cpus:g}: must be above 0.")
-        if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        if not 0 < cpus < float("inf"):
+            raise BadInput(f"--cpus {cpus:g}: must be a number above 0.")
+        if not 0 <= gpus < float("inf") or (gpus > 1 and gpus != int(gpus)):
             raise BadInput(f"--gpus {gpus:g}: must be a whole number of GPUs, or a fraction of one.")
         self.address, self.cpus, self.gpus = address, cpus, gpus
         self._shared = True
