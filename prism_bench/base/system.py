@@ -25,12 +25,18 @@ def end_with_parent() -> None:
     if parent is None:
         return
     if sys.platform == "linux":
-        set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-        if os.getppid() != parent.pid:  # it ended before it could be asked for
-            os._exit(1)
+        end_with(parent.pid)
     else:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def end_with(parent: int | None) -> None:
+    """The same by the number of whatever process started this one; on Linux alone."""
+    if sys.platform == "linux":
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before it could be asked for
+            os._exit(1)
 
 
 def how_it_ended(code: int | None) -> str:

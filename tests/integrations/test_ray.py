@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,12 +68,19 @@ def on_ray(method, rounds=1, meanwhile=lambda executor: None, settings=None, siz
             meanwhile(one.executor)
         return heard
 
-    one.executor._hear = hear
     try:
+        one.executor._start()
+        while not all(worker.ready for worker in one.executor._crew):
+            first()
+        one.executor._hear = hear
         records = [one.round(round) for round in range(rounds)]
     finally:
         one.stop()
     return one, records
+
+
+def command_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[-300:]
 
 
 def same_as_threads(one, records, method, sizes=(12,) * 4, **params):
@@ -254,5 +262,6 @@ def test_a_ray_of_ones_own_listens_to_nobody_else_and_leaves_nothing(marked, tmp
     assert list((marked.folder / "ray").glob("session_*"))
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert marked.alive(grace=60) == []
+    # Ray's own agents sometimes look for their node for a minute before they end.
+    assert list(map(command_of, marked.alive(grace=120))) == []
     assert not (tmp_path / ".ray").exists(), "nothing in the home folder"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import heapq
 import math
+import os
 import time
 import warnings
 from collections import Counter
@@ -17,6 +18,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from prism_bench.base.settings import Settings
+from prism_bench.base.system import end_with
 from prism_bench.core.algorithm import Client
 from prism_bench.core.axes import State
 from prism_bench.engine.executors import Executor
@@ -319,6 +321,7 @@ class Trainer:
         """Get what it trains with; says what that is."""
         import ray
 
+        end_with(os.getppid())  # the node's daemon: Ray's workers may outlive it by a minute
         torch.set_num_threads(1)  # the workers are what goes on side by side
         keep_memory()
         cluster.use_share_of_gpu(gpus)

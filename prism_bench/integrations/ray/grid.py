@@ -26,6 +26,7 @@ import torch
 
 from prism_bench.base import files
 from prism_bench.base.errors import BadInput
+from prism_bench.base.system import end_with
 from prism_bench.engine.sections import Execution
 from prism_bench.harness.jobs import TO_BEGIN, End, Job, Queue, Shelf, Tell, attempt, foreign
 from prism_bench.harness.lease import Busy
@@ -284,6 +285,7 @@ def work(job: Job, patience: bool, room: Room, there: Sequence[Any]) -> Iterator
 
     ``there`` stands for what the driver has of the run's folder, where it keeps that.
     """
+    end_with(os.getppid())  # the node's daemon: a worker that outlived it would go on to write
     yield [("ready",)]
     os.environ.update(room.environment)
     home, own = job.folder.path, None
